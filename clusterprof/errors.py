@@ -1,0 +1,21 @@
+"""The errors a user can cause, each phrased for the person at the keyboard."""
+
+
+class ClusterprofError(Exception):
+    """Base of every error this package raises on purpose; its text is one sentence to show as it is."""
+
+
+class ModelError(ClusterprofError):
+    """A model cannot be loaded, or cannot be used the way it was asked to."""
+
+
+class DataError(ClusterprofError):
+    """A dataset cannot be found or read, or a row of it is not what its format promises."""
+
+
+class ProfileError(ClusterprofError):
+    """A profile file is not valid, or does not belong to the model it is used with."""
+
+
+class CompressionError(ClusterprofError):
+    """A cache cannot be compressed in the way it was asked to."""
