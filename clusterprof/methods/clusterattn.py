@@ -1,0 +1,92 @@
+"""ClusterAttn: keep whole runs of tokens around the peaks of attention (ACL 2025, 2025.acl-long.703)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+
+from clusterprof.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ClusterAttn(Method):
+    """Density-based attention clustering (the paper's Algorithm 1).
+
+    Attributes
+    ----------
+    num_block : int
+        Granularity: the prefix is searched for one centre in every ``budget // num_block`` tokens.
+    theta : float
+        Centres with less importance than this (mean attention per window query) are noise.
+    gap_pool : int
+        Odd; what the clusters leave of the budget goes to the gaps by importance averaged over this many
+        tokens. 1 is the plain top-k of the paper's text.
+    """
+
+    name: Literal["clusterattn"] = "clusterattn"
+    num_block: int = Field(ge=1, le=1_000_000)
+    theta: float = Field(ge=0, le=1)
+    gap_pool: int = Field(default=15, ge=1, le=1023)
+
+    @field_validator("gap_pool")
+    @classmethod
+    def _odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError("gap_pool must be odd, so that its window is centred")
+        return value
+
+    @classmethod
+    def paper_default(cls, size: int) -> ClusterAttn:
+        """The paper's values for a compression size (Table 1, Figure 12), log-linear in between."""
+        return cls(num_block=8, theta=_paper_theta(size))
+
+    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+        """See :meth:`Method.select`."""
+        from clusterprof.methods.ranking import keep_highest, local_mean, valid_positions
+
+        valid = valid_positions(importance, lengths)
+        if valid is not None:
+            importance = importance.where(valid, 0)
+        covered, clustered = self._clusters(importance, budget, valid)
+        gaps = importance if self.gap_pool == 1 else local_mean(importance, self.gap_pool, lengths)
+        # Without a single centre there are no gaps between clusters: plain top-k.
+        score = importance.where(covered | ~clustered, gaps)
+        return keep_highest(score, budget, first=covered, valid=valid)
+
+    def _clusters(self, importance: Tensor, budget: int, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Positions inside a cluster ``(batch, heads, length)``; heads with any cluster ``(batch, heads, 1)``."""
+        import torch
+
+        length = importance.shape[-1]
+        block = max(1, budget // self.num_block)
+        # Short last block and padding: -1 is below every importance and every theta.
+        peaks = importance if valid is None else importance.where(valid, -1)
+        peaks = torch.nn.functional.pad(peaks, (0, -length % block), value=-1)
+        peaks = peaks.view(*peaks.shape[:-1], -1, block)
+        centre_importance, offset = peaks.max(dim=-1)
+        centres = offset + torch.arange(0, peaks.shape[-2] * block, block, device=offset.device)
+        survives = (centre_importance >= self.theta).to(torch.int32)
+        survivors = survives.sum(dim=-1, keepdim=True)
+
+        width = (budget // survivors.clamp(min=1)).clamp(min=1)
+        start = centres - (width - 1) // 2
+        end = start + width
+        # Coverage of all neighbourhoods at once: +1 where one starts, -1 where it ends, running sum.
+        edges = importance.new_zeros((*importance.shape[:-1], length + 1), dtype=torch.int32)
+        edges.scatter_add_(-1, start.clamp(0, length), survives)
+        edges.scatter_add_(-1, end.clamp(0, length), -survives)
+        covered = edges.cumsum(dim=-1)[..., :length] > 0
+        if valid is not None:
+            covered &= valid
+        return covered, survivors > 0
+
+
+def _paper_theta(size: int) -> float:
+    """Table 1 of the paper, log-linear in between and constant outside."""
+    import numpy as np
+
+    log_theta = np.interp(np.log(size), np.log([1024, 2048, 4096]), np.log([2e-3, 1e-3, 8e-4]))
+    return float(np.exp(log_theta))

@@ -1,0 +1,22 @@
+"""Plain top-k: the tokens the window looks at most, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from clusterprof.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TopK(Method):
+    """Keep the highest importance, no clustering and no pooling."""
+
+    name: Literal["topk"] = "topk"
+
+    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+        """See :meth:`Method.select`."""
+        from clusterprof.methods.ranking import keep_highest, valid_positions
+
+        return keep_highest(importance, budget, valid=valid_positions(importance, lengths))

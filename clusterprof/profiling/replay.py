@@ -1,0 +1,143 @@
+"""Replay: what one compression does to a captured run, at the cost of one forward of the decoded tokens."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from clusterprof.errors import CompressionError
+from clusterprof.profiling.attention import decode_scores
+from clusterprof.profiling.capture import Capture, LayerCapture
+from clusterprof.runtime.attention import Observer, observe_attention
+from clusterprof.runtime.cache import CompressedLayer
+
+if TYPE_CHECKING:
+    from clusterprof.profile import Compression
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A compressed run against the full one, both fed the full run's greedy tokens.
+
+    Attributes
+    ----------
+    cosine : Tensor
+        Cosine similarity of the attention distributions at the positions both runs have (the paper's
+        objective, section 3.4), float32 ``(layers, heads, decoded)``.
+    cosine_padded : Tensor
+        The same over all positions, with evicted ones counted as 0.
+    kl : Tensor
+        KL(full || compressed) of the next-token distributions, in nats, ``(decoded,)``.
+    agreement : Tensor
+        1 where both runs prefer the same next token, ``(decoded,)``.
+    loss : Tensor
+        -log p of the compressed run for the full run's next token, in nats, ``(decoded,)``.
+    """
+
+    cosine: Tensor
+    cosine_padded: Tensor
+    kl: Tensor
+    agreement: Tensor
+    loss: Tensor
+
+
+@dataclass
+class _Comparer:
+    """Compares each layer's attention as the replay's forward passes it."""
+
+    capture: Capture
+    cosine: list[Tensor] = field(default_factory=list)
+    cosine_padded: list[Tensor] = field(default_factory=list)
+
+    def begin(self, cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer:
+        return self.compare
+
+    def compare(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        layer = self.capture.layers.get(layer_idx)
+        if layer is None:
+            return
+        device = key.device
+        stored = key.shape[2] - query.shape[2]
+        compressed = decode_scores(query[0], key[0], scaling).softmax(dim=-1)
+        # The kept keys are the full run's own; only the keys of the decoded tokens differ between the runs.
+        full_keys = torch.cat([key[0, :, :stored], layer.decoded_keys.to(device)], dim=1)
+        full_scores = decode_scores(layer.queries.to(device), full_keys, scaling)
+        full = full_scores.sub_(layer.logsumexp.to(device)[..., None]).exp_()
+        tiny = torch.finfo(torch.float32).tiny
+        product = (full * compressed).sum(dim=-1) / compressed.norm(dim=-1)
+        self.cosine.append(product / full.norm(dim=-1).clamp(min=tiny))
+        self.cosine_padded.append(product / layer.norm.to(device))
+
+
+@torch.inference_mode()
+def replay(model: PreTrainedModel, capture: Capture, compression: "Compression", kept: Tensor) -> Replay:
+    """Run the decoded tokens of a capture over a compressed cache, in one forward, and compare.
+
+    One causal forward of all tokens equals single steps, because the tokens are given.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model that was captured.
+    capture : Capture
+        Of one prompt.
+    compression : Compression
+        What ``kept`` follows.
+    kept : Tensor
+        int64 ``(layers, kv_heads, size)``, sorted prompt positions per full-attention layer.
+
+    Returns
+    -------
+    Replay
+        On the model's device.
+
+    Raises
+    ------
+    CompressionError
+        If a result is not finite; it names the layer.
+    """
+    cache = DynamicCache(config=model.config)
+    for positions, (i, layer) in zip(kept, capture.layers.items(), strict=True):
+        cache.layers[i] = _restored(layer, compression, positions, model.device)
+    for i, (keys, values) in capture.sliding.items():
+        cache.layers[i].update(keys[None].to(model.device), values[None].to(model.device))
+        cache.layers[i].cumulative_length = capture.prompt_length
+
+    comparer = _Comparer(capture)
+    with observe_attention(model, comparer.begin):
+        logits = model(
+            input_ids=capture.tokens[None, :-1].to(model.device), cache=cache, use_cache=True
+        ).logits[0]
+
+    cosine, cosine_padded = torch.stack(comparer.cosine), torch.stack(comparer.cosine_padded)
+    for i, layer_cosine in zip(capture.layers, cosine, strict=True):
+        if not torch.isfinite(layer_cosine).all():
+            raise CompressionError(f"The compressed attention of layer {i} is not finite.")
+    compressed = logits.float().log_softmax(dim=-1)
+    if not torch.isfinite(compressed).all():
+        raise CompressionError("The logits over the compressed cache are not finite.")
+    full = capture.log_probs.to(model.device)
+    targets = capture.tokens[1:, None].to(model.device)
+    return Replay(
+        cosine=cosine,
+        cosine_padded=cosine_padded,
+        kl=(full.exp() * (full - compressed)).sum(dim=-1),
+        agreement=(compressed.argmax(dim=-1) == full.argmax(dim=-1)).float(),
+        loss=-compressed.gather(1, targets)[:, 0],
+    )
+
+
+def _restored(
+    layer: LayerCapture, compression: "Compression", kept: Tensor, device: torch.device
+) -> CompressedLayer:
+    """A cache layer as it is right after its prompt was compressed to ``kept``: ``(kv_heads, size)``."""
+    restored = CompressedLayer(compression)
+    restored.lazy_initialization(layer.keys, layer.values)
+    restored.keys, restored.values = layer.keys[None], layer.values[None]
+    restored.awaits_observation = False
+    restored.keep(kept[None])
+    restored.device = device
+    restored.keys, restored.values = restored.keys.to(device), restored.values.to(device)
+    return restored

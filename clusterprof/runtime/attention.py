@@ -1,0 +1,130 @@
+"""The seam to transformers: sees the queries and keys of every attention call and changes nothing."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from clusterprof.errors import CompressionError
+
+# Called after a layer's attention: (layer index, query after RoPE, keys not repeated, scaling).
+Observer = Callable[[int, Tensor, Tensor, float], None]
+# Called before a forward: (cache, attention mask as given, number of new tokens) -> its observer, if any.
+Begin = Callable[[Cache | None, Tensor | None, int], Observer | None]
+
+_PREFIX = "clusterprof_"
+_KWARG = "attention_observer"
+
+
+@contextmanager
+def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
+    """Let ``begin`` appoint an observer for each forward of ``model`` inside the context.
+
+    The model's own backend computes the attention; the observer comes after it, layer by layer. On exit,
+    also after an exception, the model is as before.
+
+    Raises
+    ------
+    CompressionError
+        If the model is already inside such a context, or does not use transformers' attention interface.
+    """
+    if not model._supports_attention_backend:
+        raise CompressionError(
+            f"{type(model).__name__} does not use transformers' attention interface, which clusterprof needs "
+            "to see its queries and keys; use a model that does (Llama, Mistral, Qwen, Gemma 3, Phi-3, ...)."
+        )
+    decoder = model.get_decoder()
+    if any(isinstance(hook, _ForwardHook) for hook in decoder._forward_pre_hooks.values()):
+        raise CompressionError(
+            "This model object is already inside compress() or a tuning run, perhaps in another thread; "
+            "leave that context first, or load a second model object."
+        )
+    config = decoder.config
+    backend = config._attn_implementation
+    config._attn_implementation = _register(backend.removeprefix(_PREFIX))
+    handle = decoder.register_forward_pre_hook(_ForwardHook(begin), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+        config._attn_implementation = backend
+
+
+class _ForwardHook:
+    """Forward pre-hook of the decoder: makes sure of a cache and passes the observer down to the layers."""
+
+    def __init__(self, begin: Begin) -> None:
+        self.begin = begin
+
+    def __call__(
+        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        if tokens is None:
+            tokens = kwargs["inputs_embeds"]
+        # `past_key_values` is the older name of `cache`; transformers renames it inside the forward.
+        name = "past_key_values" if kwargs.get("past_key_values") is not None else "cache"
+        cache = kwargs.get(name)
+        if cache is None and kwargs.get("use_cache") is not False:
+            cache = kwargs[name] = DynamicCache(config=decoder.config)
+        observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[1])
+        return args, (kwargs if observer is None else kwargs | {_KWARG: observer})
+
+
+def _register(backend: str) -> str:
+    """Register the observed variant of a backend, with the same masks, and return its name."""
+    name = _PREFIX + backend
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _observed(backend))
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[backend])
+    return name
+
+
+def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        observer: Observer | None = kwargs.pop(_KWARG, None)
+        output = _backend_function(backend, module)(
+            _BackendView(module, backend) if "flash" in backend else module,
+            query,
+            key,
+            value,
+            attention_mask,
+            **kwargs,
+        )
+        if observer is not None:
+            scaling = kwargs.get("scaling")
+            observer(module.layer_idx, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+        return output
+
+    return attention
+
+
+def _backend_function(backend: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    if backend == "eager":
+        # Each model file has its own eager attention.
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[backend]
+
+
+class _BackendView:
+    """An attention module whose config names the plain backend, by which flash attention picks its kernel."""
+
+    def __init__(self, wrapped: Any, backend: str) -> None:
+        self._wrapped, self._attn_implementation = wrapped, backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "config":
+            return _BackendView(self._wrapped.config, self._attn_implementation)
+        return getattr(self._wrapped, name)

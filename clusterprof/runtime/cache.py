@@ -1,0 +1,153 @@
+"""The compressed KV cache: full positions outside, `size` prompt tokens per head inside."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from clusterprof.errors import CompressionError
+from clusterprof.runtime.importance import window_importance
+from clusterprof.runtime.selection import kept_positions
+
+if TYPE_CHECKING:
+    from clusterprof.profile import Compression, Profile
+
+
+class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """One full-attention layer's cache, which shrinks to ``size`` tokens per KV head after the prefill.
+
+    To the model it keeps the prompt's full length, so that positions and masks of later tokens are right.
+
+    Attributes
+    ----------
+    evicted : int
+        Prompt tokens per head that are no longer stored.
+    """
+
+    def __init__(self, compression: "Compression") -> None:
+        super().__init__()
+        self.compression = compression
+        self.evicted = 0
+        self.awaits_observation = True
+        self.decoding = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append new tokens: ``(batch, kv_heads, new_tokens, head_dim)`` each."""
+        if self.get_seq_length() > 0:
+            if self.awaits_observation:
+                raise CompressionError(
+                    "The prompt of this cache was prefilled outside compress(), so nothing was compressed; "
+                    "run the prefill inside `with compress(model, profile):`."
+                )
+            self.decoding = True
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far, the evicted ones included."""
+        return super().get_seq_length() + self.evicted
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask: the last slots of it belong to what is still stored."""
+        return super().get_seq_length() + query_length, self.evicted
+
+    def reset(self) -> None:
+        """Forget everything; the next prompt is compressed again."""
+        super().reset()
+        self.evicted = 0
+        self.awaits_observation = True
+        self.decoding = False
+
+    def compress(self, layer_idx: int, query: Tensor, scaling: float, padding: Tensor | None) -> None:
+        """Shrink the prompt that was just prefilled to ``size`` tokens per head; shorter ones stay whole.
+
+        Parameters
+        ----------
+        layer_idx : int
+            For messages.
+        query : Tensor
+            The prompt's queries after RoPE, ``(batch, heads, length, head_dim)``.
+        scaling : float
+            What the model multiplies its attention scores with.
+        padding : Tensor, optional
+            ``(batch,)``: padded positions at the start of each row.
+        """
+        self.awaits_observation = False
+        if self.keys.shape[-2] <= self.compression.size:
+            return
+        importance = window_importance(
+            query[:, :, -self.compression.window :], self.keys, scaling=scaling, padding=padding
+        )
+        if not torch.isfinite(importance).all():
+            raise CompressionError(
+                f"The attention of layer {layer_idx} is not finite, so its importance is unknown; "
+                "run the model in a wider dtype (bfloat16 or float32)."
+            )
+        self.keep(kept_positions(self.compression, importance, padding))
+
+    def keep(self, positions: Tensor) -> None:
+        """Store only these positions: int64 ``(batch, kv_heads, size)``, sorted."""
+        batch, kv_heads, size = positions.shape
+        rows = torch.arange(batch, device=positions.device)[:, None, None]
+        heads = torch.arange(kv_heads, device=positions.device)[:, None]
+        self.evicted += self.keys.shape[-2] - size
+        self.keys = self.keys[rows, heads, positions]
+        self.values = self.values[rows, heads, positions]
+
+
+class CompressedCache(DynamicCache):
+    """A cache to pass by hand, for instance to keep a conversation: ``generate(..., past_key_values=cache)``.
+
+    It is compressed when its prompt is prefilled inside ``with compress(model, profile):`` and may be decoded
+    from anywhere afterwards.
+
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        The model's configuration; sliding-window layers keep their own cache.
+    compression : Profile or Compression
+        What to compress to.
+
+    Raises
+    ------
+    CompressionError
+        If no layer of the model has full attention, or some layer has no KV cache at all.
+    """
+
+    def __init__(self, config: PreTrainedConfig, compression: "Profile | Compression") -> None:
+        super().__init__(config=config)
+        compress_layers(self, config, getattr(compression, "compression", compression))
+
+
+def compress_layers(cache: DynamicCache, config: PreTrainedConfig, compression: "Compression") -> None:
+    """Give an empty cache layers that will compress, in place; sliding-window layers stay what they are.
+
+    Raises
+    ------
+    CompressionError
+        As :class:`CompressedCache`.
+    """
+    layers = DynamicCache(config=config).layers
+    for layer in layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise CompressionError(
+                f"A model with {type(layer).__name__} caches cannot be compressed: clusterprof supports "
+                "full and sliding-window attention layers only."
+            )
+    cache.layers = [
+        CompressedLayer(compression) if type(layer) is DynamicLayer else layer for layer in layers
+    ]
+    if not any(isinstance(layer, CompressedLayer) for layer in cache.layers):
+        raise CompressionError(
+            "Every layer of this model has sliding-window attention, whose cache is bounded already; "
+            "there is nothing to compress."
+        )
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of all keys and values that the cache holds."""
+    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
+    return sum(t.numel() * t.element_size() for t in tensors)

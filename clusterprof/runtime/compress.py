@@ -1,0 +1,104 @@
+"""`compress`: run a model so that prompts are compressed right after their prefill."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from clusterprof.errors import CompressionError
+from clusterprof.runtime.attention import Observer, observe_attention
+from clusterprof.runtime.cache import CompressedLayer, compress_layers
+from clusterprof.runtime.padding import left_padding
+
+if TYPE_CHECKING:
+    from clusterprof.profile import Compression, Profile
+
+
+@contextmanager
+def compress(
+    model: PreTrainedModel, profile: "Profile | Compression", *, force: bool = False
+) -> Iterator[None]:
+    """Compress the KV cache of every prompt that ``model`` prefills inside this context.
+
+    The prefill runs on the model's own attention backend over the whole prompt. Right after each layer's
+    attention its cache shrinks to ``size`` tokens per KV head; decoding goes on over that. A prompt of at
+    most ``size`` tokens is left whole. Later turns on the same cache are appended and not compressed again.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model of transformers. It is as before when the context ends.
+    profile : Profile or Compression
+        A tuned profile, or only what to compress to.
+    force : bool
+        Use a profile although it was made for another model.
+
+    Raises
+    ------
+    ProfileError
+        If the profile does not belong to the model.
+    CompressionError
+        If the model, or a cache passed to it, cannot be compressed.
+
+    Examples
+    --------
+    >>> with compress(model, Profile.load("profiles/needle-256.json")):  # doctest: +SKIP
+    ...     model.generate(**inputs, max_new_tokens=64)
+    """
+    compression: Compression = getattr(profile, "compression", profile)
+    if compression is not profile and not force:
+        profile.check(model)
+    config = model.get_decoder().config
+    # Says now, not in the middle of a generation, that a model cannot be compressed.
+    compress_layers(DynamicCache(config=config), config, compression)
+
+    def begin(cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer | None:
+        cache = _adopt(cache, config, compression)
+        layers = [layer for layer in cache.layers if isinstance(layer, CompressedLayer)]
+        if layers[0].get_seq_length() > 0:
+            _refuse_chunk(layers[0], new_tokens)
+            return None
+        padding = left_padding(attention_mask, new_tokens)
+
+        def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+            layer = cache.layers[layer_idx]
+            if isinstance(layer, CompressedLayer):
+                layer.compress(layer_idx, query, scaling, padding)
+
+        return observer
+
+    with observe_attention(model, begin):
+        yield
+
+
+def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: "Compression") -> Cache:
+    """Return a cache that compresses, turning an empty plain one into it."""
+    if cache is None:
+        raise CompressionError(
+            "With use_cache=False there is no KV cache to compress; leave it on inside compress()."
+        )
+    if any(isinstance(layer, CompressedLayer) for layer in cache.layers):
+        return cache
+    if type(cache) is not DynamicCache or cache.offloading:
+        kind = "an offloaded cache" if getattr(cache, "offloading", False) else f"a {type(cache).__name__}"
+        raise CompressionError(
+            f"compress() cannot shrink {kind}; pass no cache, a plain DynamicCache or a CompressedCache."
+        )
+    if cache.get_seq_length() > 0:
+        raise CompressionError(
+            f"The cache passed to compress() already holds {cache.get_seq_length()} uncompressed tokens; "
+            "prefill the whole prompt inside compress(), starting with an empty cache."
+        )
+    compress_layers(cache, config, compression)
+    return cache
+
+
+def _refuse_chunk(layer: CompressedLayer, new_tokens: int) -> None:
+    # A second piece of a prompt would stay uncompressed. A new turn of a conversation comes after decoding.
+    if new_tokens > 1 and not layer.decoding:
+        raise CompressionError(
+            f"The prompt came in pieces ({layer.get_seq_length()} tokens, then {new_tokens}); compress() needs "
+            "it in one forward, without prefill_chunk_size and without assisted generation."
+        )
