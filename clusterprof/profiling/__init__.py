@@ -1,0 +1,1 @@
+"""Profiling: capture once, replay every candidate, search, and write what was found."""

@@ -140,7 +140,9 @@ def capture_prompt(
     full_layers = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicLayer}
     recorder = _Recorder(window, full_layers)
     # A prompt's logits at every position would take gigabytes; only the last are needed.
-    last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    last_only = (
+        {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    )
 
     def next_token_log_probs(tokens: Tensor) -> Tensor:
         logits = model(input_ids=tokens, cache=cache, use_cache=True, **last_only).logits[0, -1]
@@ -160,7 +162,9 @@ def capture_prompt(
             log_probs.append(next_token_log_probs(tokens[-1].view(1, 1)))
             tokens.append(log_probs[-1].argmax())
     if not log_probs:
-        raise CompressionError("The model ended its answer with the first token, so there is nothing to compare.")
+        raise CompressionError(
+            "The model ended its answer with the first token, so there is nothing to compare."
+        )
 
     length = input_ids.shape[1]
     layers = {}

@@ -1,0 +1,50 @@
+"""Objective: what a replay is worth, as one number per sample and as a mean over samples."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+ObjectiveName = Literal["cosine", "cosine_padded", "kl", "agreement", "loss"]
+
+# Optuna's word for which way is better.
+DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
+    "cosine": "maximize",
+    "cosine_padded": "maximize",
+    "kl": "minimize",
+    "agreement": "maximize",
+    "loss": "minimize",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over steps, heads and layers (and samples); see :class:`clusterprof.profiling.replay.Replay`."""
+
+    cosine: float
+    cosine_padded: float
+    kl: float
+    agreement: float
+    loss: float
+
+    def __getitem__(self, objective: ObjectiveName) -> float:
+        return float(getattr(self, objective))
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Mean over samples, each with the same weight (paper section 3.4)."""
+    rows = [list(asdict(sample).values()) for sample in scores]
+    return Scores(*np.mean(rows, axis=0).tolist())
+
+
+def interval_95(values: Sequence[float], *, seed: int = 0) -> tuple[float, float] | None:
+    """Bootstrap 95 % interval of the mean over samples; None for fewer than three samples."""
+    from scipy.stats import bootstrap
+
+    if len(values) < 3:
+        return None
+    if np.ptp(values) == 0:
+        return values[0], values[0]
+    result = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(seed))
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)

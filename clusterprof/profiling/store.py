@@ -1,0 +1,147 @@
+"""Captures on disk: one memory-mapped safetensors file per prompt, keyed by all that determines it."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clusterprof.errors import ClusterprofError
+from clusterprof.profiling.capture import Capture, LayerCapture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Raise it when what a capture holds, or how it is computed, changes.
+_VERSION = 1
+_LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
+
+
+@dataclass(frozen=True)
+class CaptureStore:
+    """The captures of one model under one window and decode length.
+
+    Files of the least recently used captures are deleted when all of them together exceed ``limit_bytes``.
+
+    Attributes
+    ----------
+    folder : Path
+        Shared by all models; created when the first capture is saved.
+    fingerprint : str
+        Of model, window, decode length and library versions; see :func:`fingerprint`.
+    limit_bytes : int
+        For the whole folder.
+    """
+
+    folder: Path
+    fingerprint: str
+    limit_bytes: int = 20 * 2**30
+
+    def path(self, input_ids: tuple[int, ...]) -> Path:
+        """File of a prompt's capture, whether or not it exists."""
+        key = hashlib.sha256(f"{self.fingerprint}:{list(input_ids)}".encode()).hexdigest()
+        return self.folder / f"{key[:40]}.safetensors"
+
+    def load(self, input_ids: tuple[int, ...]) -> Capture | None:
+        """Memory-map a capture, or return None if there is none or its file is damaged."""
+        path = self.path(input_ids)
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                header = json.loads(file.metadata()["capture"])
+            os.utime(path)
+            return _from_tensors(tensors, header)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            return None
+
+    def save(self, input_ids: tuple[int, ...], capture: Capture) -> Capture:
+        """Write a capture and return it memory-mapped; the file is whole or absent.
+
+        Raises
+        ------
+        ClusterprofError
+            If it cannot be written, for instance because the disk is full.
+        """
+        path = self.path(input_ids)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        header = {
+            "prompt_length": capture.prompt_length,
+            "window": capture.window,
+            "scaling": capture.scaling,
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(_to_tensors(capture), temporary, metadata={"capture": json.dumps(header)})
+            temporary.replace(path)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise ClusterprofError(
+                f"The capture of a prompt cannot be written to {self.folder} ({error}); free some space there, "
+                "or name another folder in CLUSTERPROF_CACHE. What was captured before is kept."
+            ) from error
+        self._trim(keep=path)
+        # Another process may already have deleted it to stay within the limit.
+        return self.load(input_ids) or capture
+
+    def _trim(self, keep: Path) -> None:
+        files = sorted(self.folder.glob("*.safetensors"), key=lambda f: f.stat().st_mtime)
+        excess = sum(file.stat().st_size for file in files) - self.limit_bytes
+        for file in files:
+            if excess <= 0:
+                return
+            if file != keep:
+                excess -= file.stat().st_size
+                file.unlink(missing_ok=True)
+
+
+def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) -> str:
+    """SHA-256 over what a capture depends on besides its prompt.
+
+    A model is recognised by its parameters, some values of each, so a folder whose files changed is another
+    model, and a copy under another name is the same one.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // 16)][:16].float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{some.tolist()}".encode())
+    backend = model.config._attn_implementation
+    versions = f"{_VERSION} {torch.__version__} {transformers.__version__}"
+    digest.update(f"{versions} {model.device.type} {backend} {window} {decode_tokens}".encode())
+    return digest.hexdigest()
+
+
+def _to_tensors(capture: Capture) -> dict[str, Tensor]:
+    tensors = {"tokens": capture.tokens, "log_probs": capture.log_probs}
+    for i, layer in capture.layers.items():
+        tensors |= {f"layer.{i}.{name}": getattr(layer, name).contiguous() for name in _LAYER_FIELDS}
+    for i, (keys, values) in capture.sliding.items():
+        tensors |= {f"sliding.{i}.keys": keys.contiguous(), f"sliding.{i}.values": values.contiguous()}
+    return tensors
+
+
+def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Capture:
+    def indices(kind: str) -> list[int]:
+        return sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
+
+    return Capture(
+        layers={
+            i: LayerCapture(**{name: tensors[f"layer.{i}.{name}"] for name in _LAYER_FIELDS})
+            for i in indices("layer")
+        },
+        sliding={
+            i: (tensors[f"sliding.{i}.keys"], tensors[f"sliding.{i}.values"]) for i in indices("sliding")
+        },
+        prompt_length=int(header["prompt_length"]),
+        window=int(header["window"]),
+        tokens=tensors["tokens"],
+        log_probs=tensors["log_probs"],
+        scaling=float(header["scaling"]),
+    )

@@ -1,0 +1,389 @@
+"""Tune: data in, profile out. Captures every sample once, searches on the captures, and compares methods."""
+
+import hashlib
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import optuna
+import torch
+import transformers
+
+import clusterprof
+from clusterprof.data import Dataset, Prompt, build_prompt, sample_rows
+from clusterprof.errors import ClusterprofError, CompressionError, DataError
+from clusterprof.methods import ClusterAttn, Method, SnapKV, StreamingLLM, TopK
+from clusterprof.profile import (
+    Baseline,
+    Compression,
+    DatasetRecord,
+    DroppedSample,
+    Environment,
+    Full,
+    Metrics,
+    ModelIdentity,
+    Profile,
+    Results,
+    Score,
+    Search,
+)
+from clusterprof.profiling.capture import Capture, capture_prompt
+from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.objective import ObjectiveName, Scores, interval_95, mean_scores
+from clusterprof.profiling.search import (
+    NUM_BLOCK_RANGE,
+    SearchSpace,
+    finished,
+    open_study,
+    search,
+    theta_range,
+)
+from clusterprof.profiling.store import CaptureStore, fingerprint
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What to tune for and how long.
+
+    Attributes
+    ----------
+    size, window : int
+        Prompt tokens kept per head, and how many of them are the observation window.
+    decode_tokens : int
+        Decoded tokens per sample, at most.
+    trials : int
+        Finished trials the study shall have in the end.
+    timeout : float, optional
+        Seconds for the search.
+    fraction, samples : float, int or None
+        Share or number of rows to tune on.
+    study, storage : str, optional
+        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
+    """
+
+    size: int
+    window: int = 32
+    decode_tokens: int = 64
+    trials: int = 50
+    timeout: float | None = None
+    fraction: float = 0.2
+    samples: int | None = None
+    seed: int = 0
+    objective: ObjectiveName = "cosine"
+    study: str | None = None
+    storage: str | None = None
+    tokens: int | None = None
+
+
+class TuneListener(Protocol):
+    """Told what a tune is doing, to show it."""
+
+    def prepared(self, prompts: Sequence[Prompt], fitting: int) -> None:
+        """Prompts are built; ``fitting`` more were set aside because they fit in ``size``."""
+
+    def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
+        """A prompt is captured (0 seconds: it was found on disk), or dropped because of ``error``."""
+
+    def searching(self, study: str, storage: str, done: int) -> None:
+        """The search starts; ``done`` trials are there from before."""
+
+    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
+        """A trial ended."""
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A method's scores on the tuning samples. ``method`` is None for the full cache."""
+
+    label: str
+    method: Method | None
+    scores: Scores
+
+
+@dataclass
+class TuneResult:
+    """What a tune found.
+
+    Attributes
+    ----------
+    interrupted : bool
+        The search was stopped by Ctrl-C; the result rests on the trials finished until then.
+    """
+
+    profile: Profile
+    methods: list[MethodResult]
+    samples: dict[str, int]
+    timings: dict[str, float]
+    interrupted: bool
+
+
+@dataclass
+class _Captured:
+    prompts: list[Prompt] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    dropped: list[DroppedSample] = field(default_factory=list)
+
+
+def tune(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    dataset: Dataset,
+    settings: TuneSettings,
+    *,
+    cache_dir: Path,
+    listener: TuneListener,
+) -> TuneResult:
+    """Find ClusterAttn's ``num_block`` and ``theta`` for a model, a dataset and a size.
+
+    Captures and finished trials are kept in ``cache_dir``: a run that was interrupted goes on where it was.
+
+    Raises
+    ------
+    DataError
+        If every prompt fits in ``size``, so there is nothing to compress.
+    ClusterprofError
+        If no sample can be captured, or the study belongs to something else.
+    """
+    # Refuses a bad size or window before any work is done.
+    _default_compression(settings)
+    rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
+    sampled = _build_prompts(model, tokenizer, rows, settings)
+    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
+    listener.prepared(prompts, len(sampled) - len(prompts))
+    if not prompts:
+        longest = max(len(prompt.input_ids) for prompt in sampled)
+        raise DataError(
+            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
+            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+        )
+
+    capture_started = time.monotonic()
+    model_fingerprint = fingerprint(model, window=settings.window, decode_tokens=settings.decode_tokens)
+    store = CaptureStore(cache_dir / "captures", model_fingerprint)
+    captured = _capture_all(model, tokenizer, prompts, settings, store, listener)
+    search_started = time.monotonic()
+
+    evaluator = Evaluator(model, captured.captures)
+    space = SearchSpace(settings.size, settings.window, theta_range(captured.captures, settings.size))
+    name, study = _open(settings, dataset, captured.prompts, model_fingerprint, cache_dir)
+    listener.searching(name, _storage(settings, cache_dir), len(finished(study)))
+    interrupted = False
+    try:
+        search(
+            study,
+            evaluator,
+            space,
+            objective=settings.objective,
+            trials=settings.trials,
+            timeout=settings.timeout,
+            seed=settings.seed,
+            on_trial=lambda trial: listener.tried(trial, study.best_trial if finished(study) else None),
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        if not finished(study):
+            raise
+    if not finished(study):
+        raise ClusterprofError(
+            "No trial finished, so there is no profile; give the search a longer --timeout."
+        )
+
+    best = space.compression(study.best_params["num_block"], study.best_params["theta"])
+    methods, per_sample = _compare(evaluator, best)
+    search_s = time.monotonic() - search_started
+    capture_s = search_started - capture_started
+    values = [scores[settings.objective] for scores in per_sample]
+    profile = Profile(
+        model=ModelIdentity.of(model, tokenizer),
+        dataset=_dataset_record(dataset, sampled, settings),
+        compression=best,
+        results=Results(
+            tuning=Score(
+                objective=settings.objective,
+                value=sum(values) / len(values),
+                interval_95=interval_95(values, seed=settings.seed),
+                samples=len(values),
+            ),
+            baselines=tuple(
+                Baseline(method=result.method or Full(), metrics=Metrics(**asdict(result.scores)))
+                for result in methods[1:]
+            ),
+        ),
+        search=Search(
+            sampler="tpe",
+            trials=len(finished(study)),
+            seed=settings.seed,
+            study=name,
+            storage=_storage(settings, cache_dir),
+            duration_s=round(capture_s + search_s, 3),
+            objective=settings.objective,
+            theta_range=space.theta_range,
+            num_block_range=NUM_BLOCK_RANGE,
+            decode_tokens=settings.decode_tokens,
+            dropped_samples=tuple(captured.dropped),
+        ),
+        environment=_environment(model),
+    )
+    return TuneResult(
+        profile=profile,
+        methods=methods,
+        samples={
+            "dataset": len(dataset.rows),
+            "sampled": len(sampled),
+            "fitting": len(sampled) - len(prompts),
+            "cut": sum(prompt.tokens_cut > 0 for prompt in sampled),
+            "dropped": len(captured.dropped),
+            "used": len(captured.captures),
+        },
+        timings={
+            "capture_s": round(capture_s, 3),
+            "search_s": round(search_s, 3),
+            "trials": len(finished(study)),
+            "replays": evaluator.replays,
+        },
+        interrupted=interrupted,
+    )
+
+
+def _default_compression(settings: TuneSettings) -> Compression:
+    return Compression(
+        size=settings.size, window=settings.window, method=ClusterAttn.paper_default(settings.size)
+    )
+
+
+def _build_prompts(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Sequence[object],
+    settings: TuneSettings,
+) -> list[Prompt]:
+    config = model.config.get_text_config(decoder=True)
+    longest = config.max_position_embeddings - settings.decode_tokens
+    return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
+
+
+def _capture_all(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Prompt],
+    settings: TuneSettings,
+    store: CaptureStore,
+    listener: TuneListener,
+) -> _Captured:
+    result = _Captured()
+    end_tokens = _end_tokens(model, tokenizer)
+    for prompt in prompts:
+        started, seconds, error = time.monotonic(), 0.0, None
+        capture = store.load(prompt.input_ids)
+        if capture is None:
+            try:
+                fresh = capture_prompt(
+                    model,
+                    torch.tensor([prompt.input_ids], device=model.device),
+                    window=settings.window,
+                    decode_tokens=settings.decode_tokens,
+                    end_tokens=end_tokens,
+                )
+            except (CompressionError, torch.OutOfMemoryError) as failure:
+                error = str(failure)
+            else:
+                # From here on the file is the only copy, and the page cache the only memory it takes.
+                capture = store.save(prompt.input_ids, fresh)
+            seconds = time.monotonic() - started
+        if capture is None:
+            result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)))
+        else:
+            result.prompts.append(prompt)
+            result.captures.append(capture)
+        listener.captured(prompt, seconds, error)
+    if not result.captures:
+        raise ClusterprofError(
+            f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
+        )
+    return result
+
+
+def _end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
+    return {int(i) for i in ids if i is not None}
+
+
+def _open(
+    settings: TuneSettings,
+    dataset: Dataset,
+    prompts: Sequence[Prompt],
+    model_fingerprint: str,
+    cache_dir: Path,
+) -> tuple[str, optuna.Study]:
+    """Open the study of exactly this model, these prompts and these settings."""
+    parts = [model_fingerprint, settings.size, settings.objective, settings.seed]
+    parts += [prompt.input_ids for prompt in prompts]
+    study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+    name = settings.study or f"{Path(dataset.name).stem}-{settings.size}-{study_fingerprint[:8]}"
+    # Optuna tells about every study and trial on stderr; the listener does that here.
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = _storage(settings, cache_dir)
+        return name, open_study(name, storage, settings.objective, study_fingerprint)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _storage(settings: TuneSettings, cache_dir: Path) -> str:
+    return settings.storage or f"sqlite:///{cache_dir / 'studies.db'}"
+
+
+def _compare(evaluator: Evaluator, best: Compression) -> tuple[list[MethodResult], list[Scores]]:
+    """Score the tuned method and its baselines at the same size and window; the tuned one per sample too."""
+    tuned = evaluator.scores(best)
+    results = [MethodResult("tuned", best.method, mean_scores(tuned))]
+    baselines: dict[str, Method] = {
+        "paper default": ClusterAttn.paper_default(best.size),
+        "SnapKV": SnapKV(),
+        "top-k": TopK(),
+        "StreamingLLM": StreamingLLM(),
+    }
+    for label, method in baselines.items():
+        scores = evaluator.scores(best.model_copy(update={"method": method}))
+        results.append(MethodResult(label, method, mean_scores(scores)))
+    results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
+    return results, tuned
+
+
+def _dataset_record(dataset: Dataset, sampled: Sequence[Prompt], settings: TuneSettings) -> DatasetRecord:
+    return DatasetRecord(
+        name=dataset.name,
+        source=dataset.source,
+        split=dataset.split,
+        fraction=len(sampled) / len(dataset.rows) if settings.samples is not None else settings.fraction,
+        seed=settings.seed,
+        rows=len(dataset.rows),
+        sampled_ids=tuple(prompt.id for prompt in sampled),
+        content_hash=dataset.content_hash,
+        prompts_cut=sum(prompt.tokens_cut > 0 for prompt in sampled),
+        prompts_fitting=sum(len(prompt.input_ids) <= settings.size for prompt in sampled),
+        tokens=settings.tokens,
+    )
+
+
+def _environment(model: "PreTrainedModel") -> Environment:
+    return Environment(
+        clusterprof=clusterprof.__version__,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        python=platform.python_version(),
+        attention_backend=model.config._attn_implementation,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        created=datetime.now(UTC),
+    )
