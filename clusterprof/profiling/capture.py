@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.attention import decode_scores
-from clusterprof.runtime.attention import Observer, observe_attention
+from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
+from clusterprof.runtime.cache import check_finite, has_full_attention, plain_layers, stored
 from clusterprof.runtime.importance import window_importance
 
 
@@ -98,8 +99,7 @@ class _Recorder:
         if layer_idx in self.full_layers:
             self.scaling = scaling
             importance = window_importance(query[:, :, -self.window :], key, scaling=scaling)[0]
-            if not torch.isfinite(importance).all():
-                raise CompressionError(f"The attention of layer {layer_idx} is not finite.")
+            check_finite(importance, layer_idx)
             self.importance[layer_idx] = importance
 
     def decode(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -136,8 +136,9 @@ def capture_prompt(
     CompressionError
         If the model ends its answer at once, or its attention or logits are not finite.
     """
-    cache = DynamicCache(config=model.config)
-    full_layers = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicLayer}
+    layers = plain_layers(decoder_of(model).config)
+    cache = Cache(layers=layers)
+    full_layers = {i for i, layer in enumerate(layers) if has_full_attention(layer)}
     recorder = _Recorder(window, full_layers)
     # A prompt's logits at every position would take gigabytes; only the last are needed.
     last_only = (
@@ -145,7 +146,8 @@ def capture_prompt(
     )
 
     def next_token_log_probs(tokens: Tensor) -> Tensor:
-        logits = model(input_ids=tokens, cache=cache, use_cache=True, **last_only).logits[0, -1]
+        output = model(input_ids=tokens, cache=cache, use_cache=True, **last_only)
+        logits: Tensor = output.logits[0, -1]
         if not torch.isfinite(logits).all():
             raise CompressionError("The model's logits are not finite.")
         return logits.float().log_softmax(dim=-1)
@@ -153,11 +155,11 @@ def capture_prompt(
     with observe_attention(model, recorder.begin):
         tokens = [next_token_log_probs(input_ids).argmax()]
         sliding = {
-            i: (layer.keys[0].cpu().clone(), layer.values[0].cpu().clone())
-            for i, layer in enumerate(cache.layers)
+            i: (stored(layer)[0][0].cpu().clone(), stored(layer)[1][0].cpu().clone())
+            for i, layer in enumerate(layers)
             if i not in full_layers
         }
-        log_probs = []
+        log_probs: list[Tensor] = []
         while len(log_probs) < decode_tokens and int(tokens[-1]) not in end_tokens:
             log_probs.append(next_token_log_probs(tokens[-1].view(1, 1)))
             tokens.append(log_probs[-1].argmax())
@@ -167,12 +169,12 @@ def capture_prompt(
         )
 
     length = input_ids.shape[1]
-    layers = {}
+    captured = {}
     for i in sorted(full_layers):
-        layers[i] = _layer_capture(cache.layers[i], recorder, i, length)
-        cache.layers[i].reset()
+        captured[i] = _layer_capture(layers[i], recorder, i, length)
+        layers[i].reset()
     return Capture(
-        layers=layers,
+        layers=captured,
         sliding=sliding,
         prompt_length=length,
         window=window,
@@ -184,13 +186,13 @@ def capture_prompt(
 
 def _layer_capture(layer: DynamicLayer, recorder: _Recorder, index: int, prompt_length: int) -> LayerCapture:
     queries = torch.cat(recorder.queries[index], dim=1)
-    keys = layer.keys[0]
+    keys, values = (tensor[0] for tensor in stored(layer))
     scores = decode_scores(queries, keys, recorder.scaling)
     logsumexp = scores.logsumexp(dim=-1)
     norm = (scores - logsumexp[..., None]).exp().norm(dim=-1)
     return LayerCapture(
         keys=keys[:, :prompt_length].cpu(),
-        values=layer.values[0, :, :prompt_length].cpu(),
+        values=values[:, :prompt_length].cpu(),
         importance=recorder.importance[index].cpu(),
         queries=queries.cpu(),
         decoded_keys=keys[:, prompt_length:].cpu(),

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import Scores
 from clusterprof.profiling.replay import Replay, replay
 from clusterprof.runtime.selection import kept_positions
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from clusterprof.profile import Compression
 
 
 @dataclass
@@ -28,7 +24,7 @@ class Evaluator:
         How many replays were run; a kept set seen before is looked up instead.
     """
 
-    model: "PreTrainedModel"
+    model: PreTrainedModel
     captures: Sequence[Capture]
     replays: int = 0
     _known: list[dict[bytes, Scores]] = field(init=False)
@@ -38,7 +34,7 @@ class Evaluator:
         self._known = [{} for _ in self.captures]
         self._importance = [capture.importance for capture in self.captures]
 
-    def scores(self, compression: "Compression") -> list[Scores]:
+    def scores(self, compression: Compression) -> list[Scores]:
         """One result per capture.
 
         Raises
@@ -48,7 +44,7 @@ class Evaluator:
         """
         return [self._sample_scores(i, compression) for i in range(len(self.captures))]
 
-    def _sample_scores(self, i: int, compression: "Compression") -> Scores:
+    def _sample_scores(self, i: int, compression: Compression) -> Scores:
         kept = kept_positions(compression, self._importance[i])
         key = kept.to(torch.int32).numpy().tobytes()
         if key not in self._known[i]:

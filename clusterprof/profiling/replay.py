@@ -1,20 +1,18 @@
 """Replay: what one compression does to a captured run, at the cost of one forward of the decoded tokens."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof.errors import CompressionError
+from clusterprof.profile import Compression
 from clusterprof.profiling.attention import decode_scores
 from clusterprof.profiling.capture import Capture, LayerCapture
-from clusterprof.runtime.attention import Observer, observe_attention
-from clusterprof.runtime.cache import CompressedLayer
-
-if TYPE_CHECKING:
-    from clusterprof.profile import Compression
+from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
+from clusterprof.runtime.cache import CompressedLayer, plain_layers
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class _Comparer:
 
 
 @torch.inference_mode()
-def replay(model: PreTrainedModel, capture: Capture, compression: "Compression", kept: Tensor) -> Replay:
+def replay(model: PreTrainedModel, capture: Capture, compression: Compression, kept: Tensor) -> Replay:
     """Run the decoded tokens of a capture over a compressed cache, in one forward, and compare.
 
     One causal forward of all tokens equals single steps, because the tokens are given.
@@ -98,12 +96,14 @@ def replay(model: PreTrainedModel, capture: Capture, compression: "Compression",
     CompressionError
         If a result is not finite; it names the layer.
     """
-    cache = DynamicCache(config=model.config)
+    layers = plain_layers(decoder_of(model).config)
     for positions, (i, layer) in zip(kept, capture.layers.items(), strict=True):
-        cache.layers[i] = _restored(layer, compression, positions, model.device)
+        layers[i] = _restored(layer, compression, positions, model.device)
     for i, (keys, values) in capture.sliding.items():
-        cache.layers[i].update(keys[None].to(model.device), values[None].to(model.device))
-        cache.layers[i].cumulative_length = capture.prompt_length
+        layers[i].update(keys[None].to(model.device), values[None].to(model.device))
+        assert isinstance(layers[i], DynamicSlidingWindowLayer)
+        layers[i].cumulative_length = capture.prompt_length
+    cache = Cache(layers=layers)
 
     comparer = _Comparer(capture)
     with observe_attention(model, comparer.begin):
@@ -130,7 +130,7 @@ def replay(model: PreTrainedModel, capture: Capture, compression: "Compression",
 
 
 def _restored(
-    layer: LayerCapture, compression: "Compression", kept: Tensor, device: torch.device
+    layer: LayerCapture, compression: Compression, kept: Tensor, device: torch.device
 ) -> CompressedLayer:
     """A cache layer as it is right after its prompt was compressed to ``kept``: ``(kv_heads, size)``."""
     restored = CompressedLayer(compression)

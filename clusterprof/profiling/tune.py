@@ -1,39 +1,23 @@
 """Tune: data in, profile out. Captures every sample once, searches on the captures, and compares methods."""
 
 import hashlib
-import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
 import torch
-import transformers
 
-import clusterprof
 from clusterprof.data import Dataset, Prompt, build_prompt, sample_rows
 from clusterprof.errors import ClusterprofError, CompressionError, DataError
 from clusterprof.methods import ClusterAttn, Method, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import (
-    Baseline,
-    Compression,
-    DatasetRecord,
-    DroppedSample,
-    Environment,
-    Full,
-    Metrics,
-    ModelIdentity,
-    Profile,
-    Results,
-    Score,
-    Search,
-)
+from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
 from clusterprof.profiling.capture import Capture, capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
-from clusterprof.profiling.objective import ObjectiveName, Scores, interval_95, mean_scores
+from clusterprof.profiling.objective import ObjectiveName, Scores, mean_scores
+from clusterprof.profiling.record import MethodResult, dataset_record, environment_record, results_record
 from clusterprof.profiling.search import (
     NUM_BLOCK_RANGE,
     SearchSpace,
@@ -99,15 +83,6 @@ class TuneListener(Protocol):
         """A trial ended."""
 
 
-@dataclass(frozen=True)
-class MethodResult:
-    """A method's scores on the tuning samples. ``method`` is None for the full cache."""
-
-    label: str
-    method: Method | None
-    scores: Scores
-
-
 @dataclass
 class TuneResult:
     """What a tune found.
@@ -153,87 +128,55 @@ def tune(
         If no sample can be captured, or the study belongs to something else.
     """
     # Refuses a bad size or window before any work is done.
-    _default_compression(settings)
+    Compression(size=settings.size, window=settings.window, method=ClusterAttn.paper_default(settings.size))
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     sampled = _build_prompts(model, tokenizer, rows, settings)
-    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
-    listener.prepared(prompts, len(sampled) - len(prompts))
-    if not prompts:
-        longest = max(len(prompt.input_ids) for prompt in sampled)
-        raise DataError(
-            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
-            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
-        )
+    prompts = _longer_than_size(sampled, dataset, settings, listener)
 
-    capture_started = time.monotonic()
+    started = time.monotonic()
     model_fingerprint = fingerprint(model, window=settings.window, decode_tokens=settings.decode_tokens)
     store = CaptureStore(cache_dir / "captures", model_fingerprint)
     captured = _capture_all(model, tokenizer, prompts, settings, store, listener)
-    search_started = time.monotonic()
+    capture_s = time.monotonic() - started
 
     evaluator = Evaluator(model, captured.captures)
     space = SearchSpace(settings.size, settings.window, theta_range(captured.captures, settings.size))
-    name, study = _open(settings, dataset, captured.prompts, model_fingerprint, cache_dir)
-    listener.searching(name, _storage(settings, cache_dir), len(finished(study)))
-    interrupted = False
-    try:
-        search(
-            study,
-            evaluator,
-            space,
-            objective=settings.objective,
-            trials=settings.trials,
-            timeout=settings.timeout,
-            seed=settings.seed,
-            on_trial=lambda trial: listener.tried(trial, study.best_trial if finished(study) else None),
-        )
-    except KeyboardInterrupt:
-        interrupted = True
-        if not finished(study):
-            raise
-    if not finished(study):
-        raise ClusterprofError(
-            "No trial finished, so there is no profile; give the search a longer --timeout."
-        )
-
+    study = _open_study(settings, dataset, captured.prompts, model_fingerprint, cache_dir)
+    listener.searching(study.study_name, _storage(settings, cache_dir), len(finished(study)))
+    interrupted = _search(study, evaluator, space, settings, listener)
     best = space.compression(study.best_params["num_block"], study.best_params["theta"])
-    methods, per_sample = _compare(evaluator, best)
-    search_s = time.monotonic() - search_started
-    capture_s = search_started - capture_started
-    values = [scores[settings.objective] for scores in per_sample]
-    profile = Profile(
-        model=ModelIdentity.of(model, tokenizer),
-        dataset=_dataset_record(dataset, sampled, settings),
-        compression=best,
-        results=Results(
-            tuning=Score(
-                objective=settings.objective,
-                value=sum(values) / len(values),
-                interval_95=interval_95(values, seed=settings.seed),
-                samples=len(values),
-            ),
-            baselines=tuple(
-                Baseline(method=result.method or Full(), metrics=Metrics(**asdict(result.scores)))
-                for result in methods[1:]
-            ),
-        ),
-        search=Search(
-            sampler="tpe",
-            trials=len(finished(study)),
-            seed=settings.seed,
-            study=name,
-            storage=_storage(settings, cache_dir),
-            duration_s=round(capture_s + search_s, 3),
-            objective=settings.objective,
-            theta_range=space.theta_range,
-            num_block_range=NUM_BLOCK_RANGE,
-            decode_tokens=settings.decode_tokens,
-            dropped_samples=tuple(captured.dropped),
-        ),
-        environment=_environment(model),
-    )
+    methods, tuned = _compare(evaluator, best)
+    search_s = time.monotonic() - started - capture_s
+
+    trials = len(finished(study))
     return TuneResult(
-        profile=profile,
+        profile=Profile(
+            model=ModelIdentity.of(model, tokenizer),
+            dataset=dataset_record(
+                dataset,
+                sampled,
+                size=settings.size,
+                fraction=settings.fraction if settings.samples is None else len(sampled) / len(dataset.rows),
+                seed=settings.seed,
+                tokens=settings.tokens,
+            ),
+            compression=best,
+            results=results_record(methods[1:], tuned, settings.objective, settings.seed),
+            search=Search(
+                sampler="tpe",
+                trials=trials,
+                seed=settings.seed,
+                study=study.study_name,
+                storage=_storage(settings, cache_dir),
+                duration_s=round(capture_s + search_s, 3),
+                objective=settings.objective,
+                theta_range=space.theta_range,
+                num_block_range=NUM_BLOCK_RANGE,
+                decode_tokens=settings.decode_tokens,
+                dropped_samples=tuple(captured.dropped),
+            ),
+            environment=environment_record(model),
+        ),
         methods=methods,
         samples={
             "dataset": len(dataset.rows),
@@ -246,16 +189,10 @@ def tune(
         timings={
             "capture_s": round(capture_s, 3),
             "search_s": round(search_s, 3),
-            "trials": len(finished(study)),
+            "trials": trials,
             "replays": evaluator.replays,
         },
         interrupted=interrupted,
-    )
-
-
-def _default_compression(settings: TuneSettings) -> Compression:
-    return Compression(
-        size=settings.size, window=settings.window, method=ClusterAttn.paper_default(settings.size)
     )
 
 
@@ -268,6 +205,20 @@ def _build_prompts(
     config = model.config.get_text_config(decoder=True)
     longest = config.max_position_embeddings - settings.decode_tokens
     return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
+
+
+def _longer_than_size(
+    sampled: Sequence[Prompt], dataset: Dataset, settings: TuneSettings, listener: TuneListener
+) -> list[Prompt]:
+    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
+    listener.prepared(prompts, len(sampled) - len(prompts))
+    if not prompts:
+        longest = max(len(prompt.input_ids) for prompt in sampled)
+        raise DataError(
+            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
+            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+        )
+    return prompts
 
 
 def _capture_all(
@@ -334,13 +285,44 @@ def _open(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(settings, cache_dir)
-        return name, open_study(name, storage, settings.objective, study_fingerprint)
+        return open_study(name, storage, settings.objective, study_fingerprint)
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
 def _storage(settings: TuneSettings, cache_dir: Path) -> str:
     return settings.storage or f"sqlite:///{cache_dir / 'studies.db'}"
+
+
+def _search(
+    study: optuna.Study,
+    evaluator: Evaluator,
+    space: SearchSpace,
+    settings: TuneSettings,
+    listener: TuneListener,
+) -> bool:
+    """Run the search and say whether Ctrl-C ended it; what was finished by then counts."""
+    interrupted = False
+    try:
+        search(
+            study,
+            evaluator,
+            space,
+            objective=settings.objective,
+            trials=settings.trials,
+            timeout=settings.timeout,
+            seed=settings.seed,
+            on_trial=lambda trial: listener.tried(trial, study.best_trial if finished(study) else None),
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        if not finished(study):
+            raise
+    if not finished(study):
+        raise ClusterprofError(
+            "No trial finished, so there is no profile; give the search a longer --timeout."
+        )
+    return interrupted
 
 
 def _compare(evaluator: Evaluator, best: Compression) -> tuple[list[MethodResult], list[Scores]]:
@@ -358,32 +340,3 @@ def _compare(evaluator: Evaluator, best: Compression) -> tuple[list[MethodResult
         results.append(MethodResult(label, method, mean_scores(scores)))
     results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
     return results, tuned
-
-
-def _dataset_record(dataset: Dataset, sampled: Sequence[Prompt], settings: TuneSettings) -> DatasetRecord:
-    return DatasetRecord(
-        name=dataset.name,
-        source=dataset.source,
-        split=dataset.split,
-        fraction=len(sampled) / len(dataset.rows) if settings.samples is not None else settings.fraction,
-        seed=settings.seed,
-        rows=len(dataset.rows),
-        sampled_ids=tuple(prompt.id for prompt in sampled),
-        content_hash=dataset.content_hash,
-        prompts_cut=sum(prompt.tokens_cut > 0 for prompt in sampled),
-        prompts_fitting=sum(len(prompt.input_ids) <= settings.size for prompt in sampled),
-        tokens=settings.tokens,
-    )
-
-
-def _environment(model: "PreTrainedModel") -> Environment:
-    return Environment(
-        clusterprof=clusterprof.__version__,
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        python=platform.python_version(),
-        attention_backend=model.config._attn_implementation,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        created=datetime.now(UTC),
-    )

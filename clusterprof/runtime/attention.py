@@ -38,7 +38,7 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
             f"{type(model).__name__} does not use transformers' attention interface, which clusterprof needs "
             "to see its queries and keys; use a model that does (Llama, Mistral, Qwen, Gemma 3, Phi-3, ...)."
         )
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     if any(isinstance(hook, _ForwardHook) for hook in decoder._forward_pre_hooks.values()):
         raise CompressionError(
             "This model object is already inside compress() or a tuning run, perhaps in another thread; "
@@ -55,6 +55,13 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
         config._attn_implementation = backend
 
 
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The stack of layers inside a causal language model."""
+    decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+    assert isinstance(decoder, PreTrainedModel)
+    return decoder
+
+
 class _ForwardHook:
     """Forward pre-hook of the decoder: makes sure of a cache and passes the observer down to the layers."""
 
@@ -62,7 +69,7 @@ class _ForwardHook:
         self.begin = begin
 
     def __call__(
-        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
@@ -105,17 +112,21 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         )
         if observer is not None:
             scaling = kwargs.get("scaling")
-            observer(module.layer_idx, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+            layer_idx: Any = module.layer_idx
+            observer(layer_idx, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
         return output
 
     return attention
 
 
 def _backend_function(backend: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    if backend == "eager":
-        # Each model file has its own eager attention.
-        return sys.modules[type(module).__module__].eager_attention_forward
-    return ALL_ATTENTION_FUNCTIONS[backend]
+    # Each model file has its own eager attention; the other backends are registered.
+    function: Callable[..., tuple[Tensor, Tensor | None]] = (
+        sys.modules[type(module).__module__].eager_attention_forward
+        if backend == "eager"
+        else ALL_ATTENTION_FUNCTIONS[backend]
+    )
+    return function
 
 
 class _BackendView:

@@ -1,6 +1,6 @@
 """The compressed KV cache: full positions outside, `size` prompt tokens per head inside."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,11 +8,9 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from clusterprof.errors import CompressionError
+from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.importance import window_importance
 from clusterprof.runtime.selection import kept_positions
-
-if TYPE_CHECKING:
-    from clusterprof.profile import Compression, Profile
 
 
 class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -26,8 +24,8 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         Prompt tokens per head that are no longer stored.
     """
 
-    def __init__(self, compression: "Compression") -> None:
-        super().__init__()
+    def __init__(self, compression: Compression) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.compression = compression
         self.evicted = 0
         self.awaits_observation = True
@@ -76,16 +74,13 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             ``(batch,)``: padded positions at the start of each row.
         """
         self.awaits_observation = False
-        if self.keys.shape[-2] <= self.compression.size:
+        keys, _ = stored(self)
+        if keys.shape[-2] <= self.compression.size:
             return
         importance = window_importance(
-            query[:, :, -self.compression.window :], self.keys, scaling=scaling, padding=padding
+            query[:, :, -self.compression.window :], keys, scaling=scaling, padding=padding
         )
-        if not torch.isfinite(importance).all():
-            raise CompressionError(
-                f"The attention of layer {layer_idx} is not finite, so its importance is unknown; "
-                "run the model in a wider dtype (bfloat16 or float32)."
-            )
+        check_finite(importance, layer_idx)
         self.keep(kept_positions(self.compression, importance, padding))
 
     def keep(self, positions: Tensor) -> None:
@@ -93,9 +88,9 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         batch, kv_heads, size = positions.shape
         rows = torch.arange(batch, device=positions.device)[:, None, None]
         heads = torch.arange(kv_heads, device=positions.device)[:, None]
-        self.evicted += self.keys.shape[-2] - size
-        self.keys = self.keys[rows, heads, positions]
-        self.values = self.values[rows, heads, positions]
+        keys, values = stored(self)
+        self.evicted += keys.shape[-2] - size
+        self.keys, self.values = keys[rows, heads, positions], values[rows, heads, positions]
 
 
 class CompressedCache(DynamicCache):
@@ -117,37 +112,70 @@ class CompressedCache(DynamicCache):
         If no layer of the model has full attention, or some layer has no KV cache at all.
     """
 
-    def __init__(self, config: PreTrainedConfig, compression: "Profile | Compression") -> None:
+    def __init__(self, config: PreTrainedConfig, compression: Profile | Compression) -> None:
         super().__init__(config=config)
-        compress_layers(self, config, getattr(compression, "compression", compression))
+        compress_layers(self, config, compression_of(compression))
 
 
-def compress_layers(cache: DynamicCache, config: PreTrainedConfig, compression: "Compression") -> None:
-    """Give an empty cache layers that will compress, in place; sliding-window layers stay what they are.
+def compression_of(profile: Profile | Compression) -> Compression:
+    """What a profile compresses to."""
+    return profile.compression if isinstance(profile, Profile) else profile
+
+
+def plain_layers(config: PreTrainedConfig) -> list[DynamicLayer]:
+    """Empty cache layers of a model: :class:`DynamicLayer` for full attention, a subclass for sliding windows.
 
     Raises
     ------
     CompressionError
-        As :class:`CompressedCache`.
+        If some layer has no KV cache (linear attention), or no layer has full attention.
     """
-    layers = DynamicCache(config=config).layers
-    for layer in layers:
+    layers: list[DynamicLayer] = []
+    for layer in DynamicCache(config=config).layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise CompressionError(
                 f"A model with {type(layer).__name__} caches cannot be compressed: clusterprof supports "
                 "full and sliding-window attention layers only."
             )
-    cache.layers = [
-        CompressedLayer(compression) if type(layer) is DynamicLayer else layer for layer in layers
-    ]
-    if not any(isinstance(layer, CompressedLayer) for layer in cache.layers):
+        layers.append(layer)  # type: ignore[arg-type]
+    if not any(has_full_attention(layer) for layer in layers):
         raise CompressionError(
             "Every layer of this model has sliding-window attention, whose cache is bounded already; "
             "there is nothing to compress."
+        )
+    return layers
+
+
+def has_full_attention(layer: DynamicLayer) -> bool:
+    """Whether a cache layer keeps every token."""
+    return not layer.is_sliding
+
+
+def compress_layers(cache: DynamicCache, config: PreTrainedConfig, compression: Compression) -> None:
+    """Give an empty cache layers that will compress, in place; sliding-window layers stay what they are."""
+    cache.layers = [
+        CompressedLayer(compression) if has_full_attention(layer) else layer for layer in plain_layers(config)
+    ]
+
+
+def stored(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
+    """Keys and values that a layer holds, ``(batch, kv_heads, stored, head_dim)`` each."""
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values
+
+
+def check_finite(importance: Tensor, layer_idx: int) -> None:
+    """Raise a CompressionError that names the layer if its importance is not finite."""
+    if not torch.isfinite(importance).all():
+        raise CompressionError(
+            f"The attention of layer {layer_idx} is not finite, so its importance is unknown; "
+            "run the model in a wider dtype (bfloat16 or float32)."
         )
 
 
 def cache_bytes(cache: Cache) -> int:
     """Bytes of all keys and values that the cache holds."""
-    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
+    tensors = [tensor for layer in layers for tensor in stored(layer)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from clusterprof.errors import CompressionError
-from clusterprof.runtime.attention import Observer, observe_attention
-from clusterprof.runtime.cache import CompressedLayer, compress_layers
+from clusterprof.profile import Compression, Profile
+from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
+from clusterprof.runtime.cache import CompressedLayer, compress_layers, compression_of, plain_layers
 from clusterprof.runtime.padding import left_padding
-
-if TYPE_CHECKING:
-    from clusterprof.profile import Compression, Profile
 
 
 @contextmanager
 def compress(
-    model: PreTrainedModel, profile: "Profile | Compression", *, force: bool = False
+    model: PreTrainedModel, profile: Profile | Compression, *, force: bool = False
 ) -> Iterator[None]:
     """Compress the KV cache of every prompt that ``model`` prefills inside this context.
 
@@ -47,12 +44,12 @@ def compress(
     >>> with compress(model, Profile.load("profiles/needle-256.json")):  # doctest: +SKIP
     ...     model.generate(**inputs, max_new_tokens=64)
     """
-    compression: Compression = getattr(profile, "compression", profile)
-    if compression is not profile and not force:
+    compression = compression_of(profile)
+    if isinstance(profile, Profile) and not force:
         profile.check(model)
-    config = model.get_decoder().config
+    config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
-    compress_layers(DynamicCache(config=config), config, compression)
+    plain_layers(config)
 
     def begin(cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer | None:
         cache = _adopt(cache, config, compression)
@@ -73,7 +70,7 @@ def compress(
         yield
 
 
-def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: "Compression") -> Cache:
+def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: Compression) -> Cache:
     """Return a cache that compresses, turning an empty plain one into it."""
     if cache is None:
         raise CompressionError(

@@ -1,15 +1,12 @@
 """Kept set: which prompt positions of each KV head stay in the cache."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from clusterprof.profile import Compression
+from clusterprof.profile import Compression
 
 
-def kept_positions(compression: "Compression", importance: Tensor, padding: Tensor | None = None) -> Tensor:
+def kept_positions(compression: Compression, importance: Tensor, padding: Tensor | None = None) -> Tensor:
     """Sorted prompt positions that survive, the observation window included.
 
     Parameters

@@ -39,7 +39,9 @@ class NaiveTrial:
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class Decoded:
+    """The attention distributions and next-token log-probabilities of one run."""
+
     attention: list[Tensor]  # one per step: (layers, query_heads, tokens in the cache at that step)
     log_probs: Tensor  # (steps, vocabulary), float64
 
@@ -67,8 +69,20 @@ def naive_trial(
     NaiveTrial
         One value per layer, query head and step, or per step.
     """
-    full = _decode(model, _prefill(model, input_ids), forced_tokens)
+    return trial_against(full_run(model, input_ids, forced_tokens), model, input_ids, forced_tokens, kept)
 
+
+@torch.no_grad()
+def full_run(model: PreTrainedModel, input_ids: Tensor, forced_tokens: Sequence[int]) -> Decoded:
+    """Prefill with the full cache and feed the tokens one at a time; arguments as :func:`naive_trial`."""
+    return _decode(model, _prefill(model, input_ids), forced_tokens)
+
+
+@torch.no_grad()
+def trial_against(
+    full: Decoded, model: PreTrainedModel, input_ids: Tensor, forced_tokens: Sequence[int], kept: Tensor
+) -> NaiveTrial:
+    """The compressed half of :func:`naive_trial`: prefill again, compress, decode, compare with ``full``."""
     compressed_cache = _gather(_prefill(model, input_ids), kept)
     compressed = _decode(model, compressed_cache, forced_tokens, first_position=input_ids.shape[1])
 
@@ -129,7 +143,7 @@ def _decode(
     cache: DynamicCache,
     forced_tokens: Sequence[int],
     first_position: int | None = None,
-) -> _Decoded:
+) -> Decoded:
     """Feed the tokens singly; with `first_position` they sit there and see every slot of the cache."""
     attention, log_probs = [], []
     with _eager_attention(model):
@@ -150,7 +164,7 @@ def _decode(
             )
             attention.append(torch.stack([weights[0, :, 0] for weights in output.attentions]))
             log_probs.append(output.logits[0, -1].double().log_softmax(-1))
-    return _Decoded(attention, torch.stack(log_probs))
+    return Decoded(attention, torch.stack(log_probs))
 
 
 def _cosines(full: Tensor, compressed: Tensor, kept: Tensor, prompt_length: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""Speed measurements; each prints ratios taken in one run."""

@@ -1,0 +1,91 @@
+"""Replay against the naive trial, and against its floor.
+
+    python -m benchmarks.replay [--tokens 4000] [--decode-tokens 64] [--size 512]
+
+The naive trial is what evaluating one (num_block, theta) costs without captures: a fresh prefill, compression,
+and one decode step per token with its attention weights computed. The floor is one plain forward of the same
+tokens over a cache of the same size. Also prints the largest difference in value between replay and naive trial.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from clusterprof.data import build_prompt, load_dataset
+from clusterprof.methods import ClusterAttn
+from clusterprof.models import load_model
+from clusterprof.profile import Compression
+from clusterprof.profiling.capture import Capture, capture_prompt
+from clusterprof.profiling.replay import replay
+from clusterprof.runtime.selection import kept_positions
+from tests.reference.naive_trial import full_run, trial_against
+
+Result = TypeVar("Result")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="replay against the naive trial")
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--decode-tokens", type=int, default=64)
+    parser.add_argument("--size", type=int, default=512)
+    arguments = parser.parse_args()
+
+    model, tokenizer = load_model("builtin")
+    row = load_dataset("docs", tokenizer=tokenizer, tokens=arguments.tokens).rows[0]
+    prompt = build_prompt(row, tokenizer, max_tokens=arguments.tokens)
+    input_ids = torch.tensor([prompt.input_ids])
+    # No end tokens: exactly so many steps are compared.
+    capture = capture_prompt(
+        model, input_ids, window=32, decode_tokens=arguments.decode_tokens, end_tokens=set()
+    )
+    compression = Compression(
+        size=arguments.size, window=32, method=ClusterAttn.paper_default(arguments.size)
+    )
+    kept = kept_positions(compression, capture.importance)
+    tokens = capture.tokens[:-1].tolist()
+
+    replay(model, capture, compression, kept)
+    replay_s, replayed = _timed(lambda: replay(model, capture, compression, _select(compression, capture)), 5)
+    floor_s, _ = _timed(lambda: _floor(model, capture, arguments.size), 5)
+    full = full_run(model, input_ids, tokens)
+    naive_s, naive = _timed(lambda: trial_against(full, model, input_ids, tokens, kept), 1)
+
+    difference = max(
+        float((getattr(replayed, name).double() - getattr(naive, name)).abs().max())
+        for name in ("cosine", "cosine_padded", "kl", "loss", "agreement")
+    )
+    print(f"prompt {input_ids.shape[1]} tokens, {len(tokens)} decoded, size {arguments.size}")
+    print(f"naive trial {naive_s:.2f} s, replay {replay_s:.3f} s, floor {floor_s:.3f} s")
+    print(f"naive / replay = {naive_s / replay_s:.1f}")
+    print(f"replay / floor = {replay_s / floor_s:.2f}")
+    print(f"largest difference in value = {difference:.1e}")
+
+
+def _select(compression: Compression, capture: Capture) -> torch.Tensor:
+    return kept_positions(compression, capture.importance)
+
+
+@torch.inference_mode()
+def _floor(model: PreTrainedModel, capture: Capture, size: int) -> None:
+    cache = DynamicCache(config=model.config)
+    for i, layer in capture.layers.items():
+        cache.update(layer.keys[None, :, :size], layer.values[None, :, :size], i)
+    model(input_ids=capture.tokens[None, :-1], cache=cache, use_cache=True)
+
+
+def _timed(run: Callable[[], Result], repeats: int) -> tuple[float, Result]:
+    """Median seconds and the last result."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        result = run()
+        seconds.append(time.perf_counter() - started)
+    return sorted(seconds)[len(seconds) // 2], result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The profile: what a tune found, for which model and data, in one checked file."""
+
+from clusterprof.profile.document import Profile
+from clusterprof.profile.files import MAX_BYTES, first_problem
+from clusterprof.profile.location import profile_path
+from clusterprof.profile.sections import (
+    Baseline,
+    Compression,
+    DatasetRecord,
+    DroppedSample,
+    Environment,
+    Full,
+    Metrics,
+    ModelIdentity,
+    Results,
+    Score,
+    Search,
+)
+
+__all__ = [
+    "MAX_BYTES",
+    "Baseline",
+    "Compression",
+    "DatasetRecord",
+    "DroppedSample",
+    "Environment",
+    "Full",
+    "Metrics",
+    "ModelIdentity",
+    "Profile",
+    "Results",
+    "Score",
+    "Search",
+    "first_problem",
+    "profile_path",
+]

@@ -1,0 +1,94 @@
+"""The profile itself: its sections in one file that loads, saves and knows its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from clusterprof.errors import ProfileError
+from clusterprof.profile import files, match
+from clusterprof.profile.sections import (
+    Compression,
+    DatasetRecord,
+    Environment,
+    ModelIdentity,
+    Results,
+    Search,
+    Section,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Profile(Section):
+    """The result of one tune: one model, one workload, one size."""
+
+    schema_version: Literal[1]
+    model: ModelIdentity
+    dataset: DatasetRecord
+    compression: Compression
+    results: Results
+    search: Search
+    environment: Environment
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a profile and check every field.
+
+        Parameters
+        ----------
+        path : str or Path
+            JSON, UTF-8 (a byte-order mark is accepted), at most 1 MiB.
+
+        Raises
+        ------
+        ProfileError
+            If there is no such file, or it is not a valid profile; names the file, the field and what is
+            wrong with it.
+        """
+        return files.read(cls, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile as JSON, creating folders on the way.
+
+        The file is replaced as a whole: whatever interrupts the write, the old file or the new one is there.
+
+        Raises
+        ------
+        ProfileError
+            If the file cannot be written; nothing is left behind then.
+        """
+        files.write(self, Path(path))
+
+    def mismatches(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> list[str]:
+        """List what differs between the profile's model and this one.
+
+        Compared are the model's name (last part of its id, so that a folder with a copy matches; letter case
+        does not count), architecture, layers, heads, KV heads, head_dim and RoPE settings; with a tokenizer
+        also the tokenizer and chat template. The revision is not compared: most commits to a model's
+        repository leave the weights as they are.
+
+        Returns
+        -------
+        list of str
+            One entry ``"field: profile X, model Y"`` per difference; empty if the profile fits.
+        """
+        return match.differences(self.model, model, tokenizer)
+
+    def check(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """Refuse a model that the profile was not made for.
+
+        Raises
+        ------
+        ProfileError
+            If :meth:`mismatches` finds any difference; names them all.
+        """
+        found = self.mismatches(model, tokenizer)
+        if found:
+            raise ProfileError(
+                f"The profile was made for another model ({'; '.join(found)}); tune one for this model, "
+                "or apply it all the same with --force (force=True in Python)."
+            )

@@ -1,0 +1,65 @@
+"""The kinds of values a profile may hold, each with its range."""
+
+import json
+from datetime import datetime
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, AwareDatetime, Field, JsonValue, StringConstraints
+
+# Above 2**53 JSON readers that store numbers as doubles lose digits.
+Count = Annotated[int, Field(ge=0, le=2**53)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**53)]
+
+# Scores are float32 sums: the ends of their ranges are missed by a rounding error now and then.
+_ROUNDING = 1e-3
+Cosine = Annotated[float, Field(ge=-1 - _ROUNDING, le=1 + _ROUNDING)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Divergence = Annotated[float, Field(ge=-_ROUNDING, le=1e6)]
+
+# One printable line: these are shown in a terminal as they are.
+Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Label = Annotated[Line, StringConstraints(min_length=1)]
+SampleId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+Ends = TypeVar("Ends", tuple[float, float], tuple[int, int])
+
+
+def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("every number must be finite") from error
+    return value
+
+
+def _ordered(value: Ends) -> Ends:
+    if value[0] > value[1]:
+        raise ValueError("the first number must not be above the second")
+    return value
+
+
+def _utc(moment: datetime) -> datetime:
+    if moment.utcoffset():
+        raise ValueError("the time must be in UTC")
+    return moment
+
+
+def _without_credentials(url: str) -> str:
+    """Cut user, password and query from a storage URL; a file path stays as it is."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    address = rest.partition("?")[0]
+    # No host (sqlite:///file): an @ belongs to the path. With a host, the last @ ends the password,
+    # which may itself hold an @ or a slash.
+    return scheme + separator + (address if address.startswith("/") else address.rpartition("@")[2])
+
+
+FiniteJson = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
+Interval = Annotated[tuple[float, float], AfterValidator(_ordered)]
+ThetaRange = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
+BlockRange = Annotated[tuple[PositiveCount, PositiveCount], AfterValidator(_ordered)]
+StorageUrl = Annotated[Label, AfterValidator(_without_credentials)]
+UtcTime = Annotated[AwareDatetime, AfterValidator(_utc)]

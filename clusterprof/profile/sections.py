@@ -1,0 +1,242 @@
+"""The sections of a profile, version 1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from clusterprof.methods import MethodConfig
+from clusterprof.profile.fields import (
+    BlockRange,
+    Cosine,
+    Count,
+    Divergence,
+    FiniteJson,
+    Interval,
+    Label,
+    Line,
+    PositiveCount,
+    Reason,
+    SampleId,
+    Sha256,
+    Share,
+    StorageUrl,
+    ThetaRange,
+    UtcTime,
+)
+
+if TYPE_CHECKING:
+    from pydantic import ValidationInfo
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Section(BaseModel):
+    """Base of every section: unknown fields, other types and NaN are refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelIdentity(Section):
+    """Which model was tuned, and everything about it that a profile depends on.
+
+    Attributes
+    ----------
+    id : str
+        Hub id or folder; empty for a model that was built, not loaded.
+    revision : str, optional
+        Commit, if known; recorded, not compared (see :meth:`Profile.mismatches`).
+    rope : dict
+        The RoPE settings of the model's configuration, JSON values.
+    tokenizer_hash, chat_template_hash : str
+        SHA-256 in hex; the template's is None for a model without one.
+    """
+
+    id: Line
+    revision: Label | None = None
+    architecture: Label
+    num_hidden_layers: PositiveCount
+    num_attention_heads: PositiveCount
+    num_key_value_heads: PositiveCount
+    head_dim: PositiveCount
+    rope: FiniteJson
+    tokenizer_hash: Sha256
+    chat_template_hash: Sha256 | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelIdentity:
+        """Describe a loaded model and its tokenizer."""
+        from clusterprof.models import chat_template_hash, describe_model, describe_tokenizer
+
+        info = describe_model(model)
+        return cls(
+            id=info.id,
+            revision=info.revision,
+            architecture=info.architecture,
+            num_hidden_layers=info.num_hidden_layers,
+            num_attention_heads=info.num_attention_heads,
+            num_key_value_heads=info.num_key_value_heads,
+            head_dim=info.head_dim,
+            rope=info.rope,
+            tokenizer_hash=describe_tokenizer(tokenizer),
+            chat_template_hash=chat_template_hash(tokenizer),
+        )
+
+
+class DatasetRecord(Section):
+    """Which samples were used.
+
+    Attributes
+    ----------
+    source : str
+        Hub id, file, or the built-in generator.
+    fraction : float
+        Share of the rows that was asked for, in (0, 1].
+    rows : int
+        Rows of the whole dataset.
+    sampled_ids : tuple of str
+        Ids, or hashes, of the rows that were drawn, at most 4096.
+    content_hash : str
+        SHA-256 in hex of the sampled rows' content.
+    prompts_cut, prompts_fitting : int
+        Prompts shortened to the model's context; prompts set aside because they fit in ``size`` as they are.
+    tokens : int, optional
+        Prompt length asked of a built-in generator.
+    """
+
+    name: Label
+    source: Label
+    split: Label | None = None
+    fraction: Annotated[float, Field(gt=0, le=1)]
+    seed: Count
+    rows: PositiveCount
+    sampled_ids: Annotated[tuple[SampleId, ...], Field(min_length=1, max_length=4096)]
+    content_hash: Sha256
+    prompts_cut: Count
+    prompts_fitting: Count
+    tokens: PositiveCount | None = None
+
+
+class Compression(Section):
+    """How to compress: the method with its parameters, and how many prompt tokens stay.
+
+    Attributes
+    ----------
+    window : int
+        Length of the observation window, in tokens.
+    size : int
+        Prompt tokens kept per KV head, the window included; above ``window``.
+    """
+
+    window: PositiveCount
+    size: PositiveCount
+    method: MethodConfig
+
+    @field_validator("size")
+    @classmethod
+    def _above_window(cls, size: int, info: ValidationInfo) -> int:
+        # A window that is itself invalid is missing here and already reported.
+        window = info.data.get("window", 0)
+        if size <= window:
+            raise ValueError(f"with a window of {window} it must be at least {window + 1}")
+        return size
+
+
+class Score(Section):
+    """An objective's mean over samples, with the ends of its 95 % interval where one can be given."""
+
+    objective: Label
+    value: float
+    interval_95: Interval | None = None
+    samples: PositiveCount
+
+
+class Metrics(Section):
+    """How close one method's run stays to the full cache's, each a mean over the tuning samples.
+
+    Attributes
+    ----------
+    cosine, cosine_padded : float
+        Attention against the full run's, on the kept positions and on all of them.
+    kl : float
+        KL(full || compressed) of the next-token distributions, in nats.
+    agreement : float
+        Share of steps with the same greedy token.
+    loss : float
+        Next-token loss on the full run's continuation, in nats.
+    """
+
+    cosine: Cosine
+    cosine_padded: Cosine
+    kl: Divergence
+    agreement: Share
+    loss: Divergence
+
+
+class Full(Section):
+    """The full cache, as the baseline that no method can beat."""
+
+    name: Literal["full"] = "full"
+
+
+class Baseline(Section):
+    """One method at the profile's size and window, and how it did."""
+
+    method: Annotated[MethodConfig | Full, Field(discriminator="name")]
+    metrics: Metrics
+
+
+class Results(Section):
+    """The tuned method's scores, on the tuning samples and on others, and those of the baselines."""
+
+    tuning: Score
+    held_out: Score | None = None
+    baselines: Annotated[tuple[Baseline, ...], Field(max_length=256)]
+
+
+class DroppedSample(Section):
+    """A sample that could not be used, and why."""
+
+    id: SampleId
+    reason: Reason
+
+
+class Search(Section):
+    """How the parameters were searched.
+
+    Attributes
+    ----------
+    storage : str, optional
+        URL or file of the study; user, password and query are cut off.
+    duration_s : float
+        Seconds, capture included.
+    theta_range, num_block_range : tuple, optional
+        Lowest and highest value tried; None for a method without the parameter.
+    decode_tokens : int
+        Tokens generated per sample, at most.
+    """
+
+    sampler: Label
+    trials: Count
+    seed: Count
+    study: Label
+    storage: StorageUrl | None = None
+    duration_s: Annotated[float, Field(ge=0)]
+    objective: Label
+    theta_range: ThetaRange | None = None
+    num_block_range: BlockRange | None = None
+    decode_tokens: PositiveCount
+    dropped_samples: Annotated[tuple[DroppedSample, ...], Field(max_length=4096)]
+
+
+class Environment(Section):
+    """What the tune ran on; versions as strings, ``created`` in UTC."""
+
+    clusterprof: Label
+    torch: Label
+    transformers: Label
+    python: Label
+    attention_backend: Label
+    dtype: Label
+    device: Label
+    created: UtcTime

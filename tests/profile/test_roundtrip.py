@@ -1,0 +1,82 @@
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterprof import Profile
+from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
+from clusterprof.profile import Compression
+from tests.profile.examples import Document, document, profile
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+share = st.floats(0, 1)
+count = st.integers(0, 2**53)
+positive = st.integers(1, 2**53)
+label = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=1000)
+sample_id = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+json_value: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | finite | st.integers(-(2**70), 2**70) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+method = st.one_of(
+    st.builds(ClusterAttn, num_block=st.integers(1, 64), theta=share, gap_pool=st.sampled_from([1, 3, 15])),
+    st.builds(SnapKV, kernel_size=st.sampled_from([1, 5, 15])),
+    st.builds(StreamingLLM),
+    st.builds(TopK),
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    result = document()
+    result["model"] |= {"id": draw(label), "revision": draw(st.none() | label)}
+    result["model"]["rope"] = draw(st.dictionaries(st.text(max_size=5), json_value, max_size=3))
+    result["dataset"] |= {
+        "sampled_ids": draw(st.lists(sample_id, min_size=1, max_size=3)),
+        "fraction": draw(st.floats(0, 1, exclude_min=True)),
+        "seed": draw(count),
+        "tokens": draw(st.none() | positive),
+    }
+    window, more = draw(st.tuples(st.integers(1, 2**20), st.integers(1, 2**20)))
+    parameters = draw(method).model_dump(mode="json")
+    result["compression"] = {"window": window, "size": window + more, "method": parameters}
+    score = {"objective": draw(label), "value": draw(finite), "samples": draw(positive)}
+    interval = draw(st.none() | st.lists(finite, min_size=2, max_size=2).map(sorted))
+    result["results"]["held_out"] = {**score, "interval_95": interval}
+    result["search"]["theta_range"] = draw(st.none() | st.lists(share, min_size=2, max_size=2).map(sorted))
+    created = draw(st.datetimes(min_value=datetime(1970, 1, 1)))
+    result["environment"]["created"] = created.isoformat() + "Z"
+    return result
+
+
+@settings(deadline=None, max_examples=60)
+@given(written=documents())
+def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, written: Document) -> None:
+    path = tmp_path_factory.mktemp("roundtrip") / "profile.json"
+    original = Profile.model_validate_json(json.dumps(written))
+    original.save(path)
+    assert Profile.load(path) == original
+    stored = json.loads(path.read_text("utf-8"))
+    moment = datetime.fromisoformat(stored["environment"].pop("created"))
+    assert moment == datetime.fromisoformat(written["environment"].pop("created"))
+    assert stored == written
+
+
+def test_file_is_the_document_in_declared_order_and_the_same_every_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    profile().save(first)
+    Profile.load(first).save(second)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_text("utf-8") == json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("method", [SnapKV(kernel_size=15), TopK(), StreamingLLM()], ids=lambda m: m.name)
+def test_profile_carries_any_method(tmp_path: Path, method: Any) -> None:
+    compression = Compression(size=256, window=32, method=method)
+    profile().model_copy(update={"compression": compression}).save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json").compression.method == method

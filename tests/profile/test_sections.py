@@ -1,0 +1,134 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from clusterprof import Profile
+from clusterprof.methods import TopK
+from clusterprof.profile import Compression, Search, first_problem
+from tests.profile.examples import changed, document, profile, refusal
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("schema_version", 2),
+        ("schema_version", "1"),
+        ("schema_version", None),
+        ("colour", "blue"),
+        ("model", []),
+        ("model.colour", "blue"),
+        ("model.architecture", ""),
+        ("model.id", "x" * 1001),
+        ("model.id", "two\nlines"),
+        ("model.id", "\x1b[31mred"),
+        ("model.num_hidden_layers", 2.5),
+        ("model.num_hidden_layers", "2"),
+        ("model.num_hidden_layers", True),
+        ("model.num_hidden_layers", 0),
+        ("model.num_hidden_layers", 10**30),
+        ("model.rope", {"rope_theta": float("nan")}),
+        ("model.rope", {"nested": [1, {"deep": float("inf")}]}),
+        ("model.rope", [1]),
+        ("model.tokenizer_hash", "A" * 64),
+        ("model.tokenizer_hash", None),
+        ("dataset.fraction", 0),
+        ("dataset.fraction", 1.5),
+        ("dataset.seed", -1),
+        ("dataset.sampled_ids", []),
+        ("dataset.sampled_ids", "needle-3"),
+        ("dataset.sampled_ids", ["x"] * 4097),
+        ("compression.size", 32),
+        ("compression.size", 0),
+        ("compression.size", -5),
+        ("compression.window", 0),
+        ("compression.method", {"name": "magic"}),
+        ("compression.method", "clusterattn"),
+        ("compression.method.num_block", 0),
+        ("compression.method.num_block", "8"),
+        ("compression.method.theta", float("nan")),
+        ("compression.method.theta", -1e-3),
+        ("compression.method.theta", True),
+        ("compression.method.colour", "blue"),
+        ("results.tuning.value", float("nan")),
+        ("results.tuning.value", float("inf")),
+        ("results.tuning.value", None),
+        ("results.tuning.interval_95", [0.9]),
+        ("results.tuning.interval_95", [0.9, 0.8]),
+        ("results.tuning.samples", 0),
+        ("results.baselines", {}),
+        ("search.duration_s", -1),
+        ("search.theta_range", [0.5, 0.1]),
+        ("search.num_block_range", [0, 32]),
+        ("search.dropped_samples", [{"id": "a"}]),
+        ("environment.created", "yesterday"),
+        ("environment.created", "2026-01-02T03:04:05"),
+        ("environment.created", "0001-01-01T00:00:00+23:00"),
+    ],
+)
+def test_wrong_field_is_named(tmp_path: Path, field: str, value: Any) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(changed(field, value)))
+    message = refusal(path)
+    assert str(path) in message
+    # A method's parameter is reported under the method's name.
+    for name in field.split("."):
+        assert name in message
+
+
+def test_any_missing_field_is_named_unless_it_may_be_null(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    nullable = {
+        "revision",
+        "chat_template_hash",
+        "split",
+        "tokens",
+        "held_out",
+        "storage",
+        "theta_range",
+        "num_block_range",
+    }
+    for section, content in document().items():
+        mutilated = document()
+        del mutilated[section]
+        path.write_text(json.dumps(mutilated))
+        assert f"{section}: field required" in refusal(path)
+        for field in content if isinstance(content, dict) else []:
+            mutilated = document()
+            del mutilated[section][field]
+            path.write_text(json.dumps(mutilated))
+            if field in nullable:
+                assert getattr(getattr(Profile.load(path), section), field) is None
+            else:
+                assert f"{section}.{field}: field required" in refusal(path)
+
+
+def test_size_must_exceed_the_window() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Compression(size=32, window=32, method=TopK())
+    assert first_problem(caught.value) == "size: with a window of 32 it must be at least 33 (got 32)"
+    assert Compression(size=33, window=32, method=TopK()).size == 33
+
+
+def test_profile_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        profile().compression.size = 1
+
+
+@pytest.mark.parametrize(
+    ("given_url", "kept"),
+    [
+        ("sqlite:///study.db", "sqlite:///study.db"),
+        ("sqlite:////home/me@work/study.db", "sqlite:////home/me@work/study.db"),
+        ("studies/journal@2.log", "studies/journal@2.log"),
+        ("postgresql://user:secret@host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql+psycopg://user:sec/r@et@host/db", "postgresql+psycopg://host/db"),
+        ("mysql://secret@host/db?password=secret", "mysql://host/db"),
+        ("mysql:///db?password=secret", "mysql:///db"),
+    ],
+)
+def test_storage_loses_its_credentials(given_url: str, kept: str) -> None:
+    search = document()["search"] | {"storage": given_url}
+    assert Search.model_validate_json(json.dumps(search)).storage == kept

@@ -1,0 +1,31 @@
+import subprocess
+import sys
+
+import pytest
+
+COMMAND_LINE_ONLY = {"typer", "optuna", "datasets", "pyarrow", "matplotlib", "rich"}
+HEAVY = {"torch", "transformers", "tokenizers", "numpy"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level names in sys.modules of a fresh interpreter after the statement."""
+    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = set(finished.stdout.split())
+    assert "clusterprof" in names
+    return names
+
+
+def test_package_loads_nothing_heavy() -> None:
+    assert not loaded_by("import clusterprof") & (COMMAND_LINE_ONLY | HEAVY | {"pydantic"})
+
+
+@pytest.mark.parametrize("module", ["profile", "methods", "models", "data"])
+def test_what_the_command_line_starts_with_loads_nothing_heavy(module: str) -> None:
+    assert not loaded_by(f"import clusterprof.{module}") & (COMMAND_LINE_ONLY | HEAVY)
+
+
+def test_runtime_loads_nothing_of_the_tuning_side() -> None:
+    names = loaded_by("import clusterprof.runtime\nfrom clusterprof import Profile, compress")
+    assert "torch" in names
+    assert not names & COMMAND_LINE_ONLY
