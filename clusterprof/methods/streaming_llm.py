@@ -34,6 +34,7 @@ class StreamingLLM(Method):
         return keep_highest(
             positions.expand_as(importance),
             budget,
-            first=positions < self.initial_tokens,
+            # A budget below the initial tokens goes to the earliest of them.
+            first=positions < min(self.initial_tokens, budget),
             valid=valid_positions(importance, lengths),
         )

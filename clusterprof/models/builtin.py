@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.cache import build_folder
+from clusterprof.cache import build_folder, cache_path
 from clusterprof.errors import ModelError
 
 if TYPE_CHECKING:
@@ -54,6 +54,12 @@ def builtin_folder() -> Path:
         If the cache folder cannot be written.
     """
     return build_folder(_FOLDER, f"{_FORMAT}:{GGUF_SHA256}", _build)
+
+
+def built_folder() -> Path | None:
+    """Return the folder of the built-in model if it has been made, else None; nothing is made or asked for."""
+    folder = cache_path() / _FOLDER
+    return folder if folder.is_dir() else None
 
 
 def _build(folder: Path) -> None:

@@ -137,7 +137,7 @@ def capture_prompt(
         If the model ends its answer at once, or its attention or logits are not finite.
     """
     layers = plain_layers(decoder_of(model).config)
-    cache = Cache(layers=layers)
+    cache = Cache(layers=list(layers))
     full_layers = {i for i, layer in enumerate(layers) if has_full_attention(layer)}
     recorder = _Recorder(window, full_layers)
     # A prompt's logits at every position would take gigabytes; only the last are needed.

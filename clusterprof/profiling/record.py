@@ -11,7 +11,7 @@ import transformers
 
 import clusterprof
 from clusterprof.data import Dataset, Prompt
-from clusterprof.methods import Method
+from clusterprof.methods import MethodConfig
 from clusterprof.profile import Baseline, DatasetRecord, Environment, Full, Metrics, Results, Score
 from clusterprof.profiling.objective import ObjectiveName, Scores, interval_95
 
@@ -24,7 +24,7 @@ class MethodResult:
     """A method's scores on the tuning samples. ``method`` is None for the full cache."""
 
     label: str
-    method: Method | None
+    method: MethodConfig | None
     scores: Scores
 
 
@@ -54,7 +54,7 @@ def dataset_record(
     return DatasetRecord(
         name=dataset.name,
         source=dataset.source,
-        split=dataset.split,
+        split=dataset.split or None,
         fraction=fraction,
         seed=seed,
         rows=len(dataset.rows),

@@ -103,7 +103,7 @@ def replay(model: PreTrainedModel, capture: Capture, compression: Compression, k
         layers[i].update(keys[None].to(model.device), values[None].to(model.device))
         assert isinstance(layers[i], DynamicSlidingWindowLayer)
         layers[i].cumulative_length = capture.prompt_length
-    cache = Cache(layers=layers)
+    cache = Cache(layers=list(layers))
 
     comparer = _Comparer(capture)
     with observe_attention(model, comparer.begin):

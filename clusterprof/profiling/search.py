@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import optuna
 import torch
 from optuna.trial import FrozenTrial, TrialState
@@ -53,7 +54,8 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
         block = max(1, (size - capture.window) // default.num_block)
         importance = capture.importance
         peaks.append(torch.nn.functional.max_pool1d(importance, block, ceil_mode=True).flatten())
-    low, high = torch.cat(peaks).double().quantile(torch.tensor([0.05, 0.995], dtype=torch.float64)).tolist()
+    # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
+    low, high = np.quantile(torch.cat(peaks).double().numpy(), (0.05, 0.995)).tolist()
     return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(
         min(max(high, default.theta), 1.0), math.ceil
     )
@@ -84,17 +86,20 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
             study_name=name, storage=backend, direction=DIRECTIONS[objective], load_if_exists=True
         )
         known = study.user_attrs.get("fingerprint")
+        is_new = (
+            not study.get_trials(deepcopy=False) and study.direction.name.lower() == DIRECTIONS[objective]
+        )
     except Exception as error:  # whatever the database driver raises
         reason = str(error).splitlines()[0]
         raise ClusterprofError(
             f"The study storage {storage} cannot be opened ({reason}); name another one with --storage."
         ) from error
-    if known is None:
+    if known is None and is_new:
         study.set_user_attr("fingerprint", fingerprint)
     elif known != fingerprint:
         raise ClusterprofError(
-            f"The study {name!r} in {storage} was made with another model, data, window, size or decode length, "
-            "so its trials cannot be continued; choose another name with --study."
+            f"The study {name!r} in {storage} was made with another model, data, window, size, decode length or "
+            "objective, so its trials cannot be continued; choose another name with --study."
         )
     return study
 
@@ -122,7 +127,7 @@ def search(
         Called after each trial, finished or failed.
     """
     default = ClusterAttn.paper_default(space.size)
-    study.enqueue_trial({"num_block": default.num_block, "theta": default.theta}, skip_if_exists=True)
+    _enqueue(study, {"num_block": default.num_block, "theta": default.theta})
     # A resumed study must not draw the same start-up points again.
     study.sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(study.get_trials(deepcopy=False)))
     deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -146,6 +151,18 @@ def search(
                 trial.set_user_attr(name, scores[name])
             study.tell(trial, value)
         on_trial(study.get_trials(deepcopy=False)[trial.number])
+
+
+def _enqueue(study: optuna.Study, params: dict[str, int | float]) -> None:
+    """Let a point be the next to try, unless it has a value or waits already.
+
+    Optuna's own `skip_if_exists` also counts the trial of a process that was killed in the middle of it.
+    """
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    known = [trial.params for trial in finished(study)]
+    known += [trial.system_attrs.get("fixed_params", {}) for trial in waiting]
+    if params not in known:
+        study.enqueue_trial(params)
 
 
 def _checked(scores: Scores, objective: ObjectiveName) -> float:

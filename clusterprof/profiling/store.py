@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -81,41 +82,62 @@ class CaptureStore:
             save_file(_to_tensors(capture), temporary, metadata={"capture": json.dumps(header)})
             temporary.replace(path)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
             raise ClusterprofError(
                 f"The capture of a prompt cannot be written to {self.folder} ({error}); free some space there, "
                 "or name another folder in CLUSTERPROF_CACHE. What was captured before is kept."
             ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
         self._trim(keep=path)
         # Another process may already have deleted it to stay within the limit.
         return self.load(input_ids) or capture
 
     def _trim(self, keep: Path) -> None:
-        files = sorted(self.folder.glob("*.safetensors"), key=lambda f: f.stat().st_mtime)
-        excess = sum(file.stat().st_size for file in files) - self.limit_bytes
-        for file in files:
+        files = []
+        # Everything in the folder: also what a killed process left half written.
+        for file in self.folder.iterdir():
+            # Another process may be deleting, too.
+            with suppress(FileNotFoundError):
+                status = file.stat()
+                files.append((status.st_mtime, status.st_size, file))
+        excess = sum(size for _, size, _ in files) - self.limit_bytes
+        for _, size, file in sorted(files):
             if excess <= 0:
                 return
             if file != keep:
-                excess -= file.stat().st_size
-                file.unlink(missing_ok=True)
+                excess -= size
+                with suppress(OSError):
+                    file.unlink()
 
 
 def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) -> str:
     """SHA-256 over what a capture depends on besides its prompt.
 
-    A model is recognised by its parameters, some values of each, so a folder whose files changed is another
-    model, and a copy under another name is the same one.
+    A model is recognised by its configuration and its parameters, some values of each, so a folder whose files
+    changed is another model, and a copy under another name is the same one.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().flatten()
         some = flat[:: max(1, flat.numel() // 16)][:16].float().cpu()
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{some.tolist()}".encode())
+    # RoPE settings, sliding windows and end tokens change a capture and are no parameters.
+    digest.update(json.dumps(_unnamed(model.config.to_dict()), sort_keys=True, default=str).encode())
+    end_tokens = model.generation_config.eos_token_id if model.generation_config else None
     backend = model.config._attn_implementation
     versions = f"{_VERSION} {torch.__version__} {transformers.__version__}"
-    digest.update(f"{versions} {model.device.type} {backend} {window} {decode_tokens}".encode())
+    digest.update(f"{versions} {model.device.type} {backend} {window} {decode_tokens} {end_tokens}".encode())
     return digest.hexdigest()
+
+
+def _unnamed(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, and those inside it, without where it was loaded from."""
+    return {
+        key: _unnamed(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "_name_or_path"
+    }
 
 
 def _to_tensors(capture: Capture) -> dict[str, Tensor]:
@@ -131,6 +153,8 @@ def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Captu
     def indices(kind: str) -> list[int]:
         return sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
 
+    if not indices("layer"):
+        raise ValueError("no layers")
     return Capture(
         layers={
             i: LayerCapture(**{name: tensors[f"layer.{i}.{name}"] for name in _LAYER_FIELDS})

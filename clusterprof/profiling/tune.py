@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import optuna
 import torch
 
-from clusterprof.data import Dataset, Prompt, build_prompt, sample_rows
+from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
 from clusterprof.errors import ClusterprofError, CompressionError, DataError
-from clusterprof.methods import ClusterAttn, Method, SnapKV, StreamingLLM, TopK
+from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
 from clusterprof.profiling.capture import Capture, capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
@@ -151,6 +151,7 @@ def tune(
     trials = len(finished(study))
     return TuneResult(
         profile=Profile(
+            schema_version=1,
             model=ModelIdentity.of(model, tokenizer),
             dataset=dataset_record(
                 dataset,
@@ -199,7 +200,7 @@ def tune(
 def _build_prompts(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    rows: Sequence[object],
+    rows: Sequence[Row],
     settings: TuneSettings,
 ) -> list[Prompt]:
     config = model.config.get_text_config(decoder=True)
@@ -250,7 +251,7 @@ def _capture_all(
                 capture = store.save(prompt.input_ids, fresh)
             seconds = time.monotonic() - started
         if capture is None:
-            result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)))
+            result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)[:1000]))
         else:
             result.prompts.append(prompt)
             result.captures.append(capture)
@@ -268,13 +269,13 @@ def _end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") 
     return {int(i) for i in ids if i is not None}
 
 
-def _open(
+def _open_study(
     settings: TuneSettings,
     dataset: Dataset,
     prompts: Sequence[Prompt],
     model_fingerprint: str,
     cache_dir: Path,
-) -> tuple[str, optuna.Study]:
+) -> optuna.Study:
     """Open the study of exactly this model, these prompts and these settings."""
     parts = [model_fingerprint, settings.size, settings.objective, settings.seed]
     parts += [prompt.input_ids for prompt in prompts]
@@ -329,7 +330,7 @@ def _compare(evaluator: Evaluator, best: Compression) -> tuple[list[MethodResult
     """Score the tuned method and its baselines at the same size and window; the tuned one per sample too."""
     tuned = evaluator.scores(best)
     results = [MethodResult("tuned", best.method, mean_scores(tuned))]
-    baselines: dict[str, Method] = {
+    baselines: dict[str, MethodConfig] = {
         "paper default": ClusterAttn.paper_default(best.size),
         "SnapKV": SnapKV(),
         "top-k": TopK(),

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from clusterprof.errors import CompressionError
 # Called after a layer's attention: (layer index, query after RoPE, keys not repeated, scaling).
 Observer = Callable[[int, Tensor, Tensor, float], None]
 # Called before a forward: (cache, attention mask as given, number of new tokens) -> its observer, if any.
-Begin = Callable[[Cache | None, Tensor | None, int], Observer | None]
+Begin = Callable[[Cache | None, Any, int], Observer | None]
 
 _PREFIX = "clusterprof_"
 _KWARG = "attention_observer"
@@ -39,14 +40,15 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
             "to see its queries and keys; use a model that does (Llama, Mistral, Qwen, Gemma 3, Phi-3, ...)."
         )
     decoder = decoder_of(model)
-    if any(isinstance(hook, _ForwardHook) for hook in decoder._forward_pre_hooks.values()):
-        raise CompressionError(
-            "This model object is already inside compress() or a tuning run, perhaps in another thread; "
-            "leave that context first, or load a second model object."
-        )
     config = decoder.config
     backend = config._attn_implementation
-    config._attn_implementation = _register(backend.removeprefix(_PREFIX))
+    # Also true of a model built from the same config object: the contexts would undo each other's backend.
+    if backend.startswith(_PREFIX):
+        raise CompressionError(
+            "This model object, or another with the same config object, is already inside compress() or a tuning "
+            "run, perhaps in another thread; leave that context first, or load a second model."
+        )
+    config._attn_implementation = _register(backend)
     handle = decoder.register_forward_pre_hook(_ForwardHook(begin), with_kwargs=True)
     try:
         yield
@@ -71,7 +73,9 @@ class _ForwardHook:
     def __call__(
         self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        tokens = kwargs.get("input_ids", args[0] if args else None)
+        if args:
+            kwargs = dict(zip(signature(decoder.forward).parameters, args, strict=False)) | kwargs
+        tokens = kwargs.get("input_ids")
         if tokens is None:
             tokens = kwargs["inputs_embeds"]
         # `past_key_values` is the older name of `cache`; transformers renames it inside the forward.
@@ -80,7 +84,7 @@ class _ForwardHook:
         if cache is None and kwargs.get("use_cache") is not False:
             cache = kwargs[name] = DynamicCache(config=decoder.config)
         observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[1])
-        return args, (kwargs if observer is None else kwargs | {_KWARG: observer})
+        return (), (kwargs if observer is None else kwargs | {_KWARG: observer})
 
 
 def _register(backend: str) -> str:
@@ -102,6 +106,8 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         observer: Observer | None = kwargs.pop(_KWARG, None)
+        if observer is not None:
+            _refuse_other_softmax(module, kwargs)
         output = _backend_function(backend, module)(
             _BackendView(module, backend) if "flash" in backend else module,
             query,
@@ -117,6 +123,16 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         return output
 
     return attention
+
+
+def _refuse_other_softmax(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    # Gemma 2 caps its scores, gpt-oss adds a sink to them, others a bias: importance would be of another model.
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise CompressionError(
+                f"{type(module).__name__} changes its attention scores ({name}), which clusterprof does not "
+                "support; use a model with plain scaled dot-product attention."
+            )
 
 
 def _backend_function(backend: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:

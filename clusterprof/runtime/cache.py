@@ -59,6 +59,15 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.awaits_observation = True
         self.decoding = False
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the last tokens back, given as a number below zero, as far as they are not compressed."""
+        if self.evicted and super().get_seq_length() + tokens_to_remove < self.compression.size:
+            raise CompressionError(
+                "Tokens of a compressed prompt cannot be taken back, as assisted generation and prompt lookup do; "
+                "generate without them inside compress()."
+            )
+        super().crop(tokens_to_remove)
+
     def compress(self, layer_idx: int, query: Tensor, scaling: float, padding: Tensor | None) -> None:
         """Shrink the prompt that was just prefilled to ``size`` tokens per head; shorter ones stay whole.
 
@@ -94,7 +103,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class CompressedCache(DynamicCache):
-    """A cache to pass by hand, for instance to keep a conversation: ``generate(..., past_key_values=cache)``.
+    """A cache to pass by hand, for instance to keep a conversation: ``generate(..., cache=cache)``.
 
     It is compressed when its prompt is prefilled inside ``with compress(model, profile):`` and may be decoded
     from anywhere afterwards.

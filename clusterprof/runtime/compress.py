@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -51,7 +52,7 @@ def compress(
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     plain_layers(config)
 
-    def begin(cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer | None:
+    def begin(cache: Cache | None, attention_mask: Any, new_tokens: int) -> Observer | None:
         cache = _adopt(cache, config, compression)
         layers = [layer for layer in cache.layers if isinstance(layer, CompressedLayer)]
         if layers[0].get_seq_length() > 0:
@@ -83,6 +84,9 @@ def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: Compressi
         raise CompressionError(
             f"compress() cannot shrink {kind}; pass no cache, a plain DynamicCache or a CompressedCache."
         )
+    # Sliding layers are told beforehand when a draft will be verified.
+    if any(getattr(layer, "record_past", False) for layer in cache.layers):
+        raise CompressionError("compress() does not work with assisted generation; generate without a draft.")
     if cache.get_seq_length() > 0:
         raise CompressionError(
             f"The cache passed to compress() already holds {cache.get_seq_length()} uncompressed tokens; "

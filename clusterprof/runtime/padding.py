@@ -5,13 +5,14 @@ from torch import Tensor
 from clusterprof.errors import CompressionError
 
 
-def left_padding(attention_mask: Tensor | None, length: int) -> Tensor | None:
+def left_padding(attention_mask: Tensor | dict[str, Tensor] | None, length: int) -> Tensor | None:
     """Padded slots at the start of each row of a prompt.
 
     Parameters
     ----------
     attention_mask : Tensor, optional
-        ``(batch, length)``, nonzero where there is a token.
+        ``(batch, length)``, nonzero where there is a token. A dict of masks, one for each kind of layer,
+        is refused.
     length : int
         Tokens of the prompt, padding included.
 
@@ -27,10 +28,11 @@ def left_padding(attention_mask: Tensor | None, length: int) -> Tensor | None:
     """
     if attention_mask is None:
         return None
-    if attention_mask.ndim != 2 or attention_mask.shape[1] != length:
+    if isinstance(attention_mask, dict) or attention_mask.shape[1:] != (length,):
+        given = "a dict" if isinstance(attention_mask, dict) else tuple(attention_mask.shape)
         raise CompressionError(
-            f"compress() needs an attention mask of shape (batch, {length}), "
-            f"not {tuple(attention_mask.shape)}."
+            f"compress() needs one attention mask of shape (batch, {length}), not {given}; "
+            "leave it out if nothing is padded."
         )
     tokens = attention_mask != 0
     if tokens.all():

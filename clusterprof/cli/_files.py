@@ -1,0 +1,115 @@
+"""Files named on the command line: those to be written later, and prompts to be read now."""
+
+import os
+import sys
+from pathlib import Path
+
+import typer
+
+from clusterprof.errors import ClusterprofError, DataError, ProfileError
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that a profile can be saved at ``path`` once it is there, creating nothing.
+
+    Raises
+    ------
+    ProfileError
+        If the path is a folder or a device, or its folder cannot be made or written.
+    """
+    if path.is_dir():
+        raise ProfileError(
+            f"cannot write the profile {path}: it is a folder; name a file in it with --output"
+        )
+    if path.exists() and not path.is_file():
+        raise ProfileError(
+            f"cannot write the profile {path}: it is not a regular file; name one with --output"
+        )
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ProfileError(
+            f"cannot write the profile {path}: {folder} is not a folder; name another with --output"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ProfileError(
+            f"cannot write the profile {path}: no permission to write in {folder}; name another with --output"
+        )
+
+
+def check_storage(url: str) -> None:
+    """Make sure that Optuna can open the storage that the study will be in.
+
+    Raises
+    ------
+    ClusterprofError
+        If it cannot.
+    """
+    import optuna
+
+    try:
+        optuna.storages.RDBStorage(url).remove_session()
+    except Exception as error:  # whatever the database driver raises
+        # The reason may quote the URL, and with it a password.
+        raise ClusterprofError(
+            f"The storage of --storage cannot be opened ({type(error).__name__}); give a URL such as "
+            "sqlite:///study.db, with the database's driver installed."
+        ) from error
+
+
+def read_prompt(text: str | None, file: Path | None, dash: str | None) -> str:
+    """Return the prompt from whichever one of three places was named.
+
+    Parameters
+    ----------
+    text : str, optional
+        The prompt itself.
+    file : Path, optional
+        A UTF-8 text file, or "-" for standard input.
+    dash : str, optional
+        "-" for standard input.
+
+    Raises
+    ------
+    BadParameter
+        If not exactly one is named, or the prompt is empty.
+    DataError
+        If it cannot be read, or is not UTF-8 text.
+    """
+    if sum(source is not None for source in (text, file, dash)) != 1:
+        raise typer.BadParameter("give exactly one of --prompt TEXT, --prompt-file FILE or -")
+    if dash not in (None, "-"):
+        raise typer.BadParameter(f"the only argument can be - for standard input, not {dash!r}; see --prompt")
+    prompt = _checked(text) if text is not None else _read(file)
+    if not prompt.strip():
+        raise typer.BadParameter("the prompt is empty")
+    return prompt
+
+
+def _read(file: Path | None) -> str:
+    stdin = file is None or str(file) == "-"
+    name = "standard input" if stdin else str(file)
+    try:
+        data = sys.stdin.buffer.read() if stdin or file is None else file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"The prompt cannot be read from {name}: {error.strerror}; check the path."
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"The prompt in {name} is not UTF-8 text (byte {error.start}); save it as UTF-8."
+        ) from error
+
+
+def _checked(text: str) -> str:
+    # What a shell hands over in another encoding arrives as lone surrogates.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            "The text of --prompt is not UTF-8; put it into a file and use --prompt-file."
+        ) from error
+    return text

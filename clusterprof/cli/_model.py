@@ -1,0 +1,71 @@
+"""The model that a command runs: which one, and loading it with a word to the user."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterprof.report.console import one_line, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model and how to run it, as the options say; see `clusterprof.models.load_model`."""
+
+    name: str
+    revision: str | None
+    dtype: str
+    device: str
+    attn: str
+    trust_remote_code: bool
+
+    @property
+    def id(self) -> str:
+        """What a profile calls this model."""
+        from clusterprof.models import BUILTIN_ID, BUILTIN_NAME
+
+        return BUILTIN_ID if self.name == BUILTIN_NAME else self.name
+
+    def load(self, console: "Console") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+        """Load the model and its tokenizer, and say what they run on.
+
+        Raises
+        ------
+        ModelError
+            If it cannot be loaded as asked.
+        """
+        from clusterprof.models import load_model
+
+        quiet_transformers()
+        model, tokenizer = load_model(
+            self.name,
+            revision=self.revision,
+            dtype=self.dtype,
+            device=self.device,
+            attn=self.attn,
+            trust_remote_code=self.trust_remote_code,
+        )
+        say(console, f"model    {_facts(model)}")
+        return model, tokenizer
+
+
+def quiet_transformers() -> None:
+    """Keep off the terminal what transformers tells about its own doings; its errors stay."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def _facts(model: "PreTrainedModel") -> str:
+    """Return the model and what it runs on in one line."""
+    from clusterprof.models import describe_model
+
+    info = describe_model(model)
+    heads = f"{info.num_attention_heads} query and {info.num_key_value_heads} KV heads"
+    dtype, backend = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
+    return one_line(
+        f"{info.id} ({info.architecture}, {info.num_hidden_layers} layers, {heads}), "
+        f"{dtype} on {model.device}, {backend} attention"
+    )

@@ -1,0 +1,178 @@
+"""The options, each with its help and the range of what a user may type."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+_MODEL, _DATA, _SEARCH = "Model", "Data", "Search"
+
+
+def _share(value: float | None) -> float | None:
+    # Written this way round, NaN is out of range too.
+    if value is not None and not 0 < value <= 1:
+        raise typer.BadParameter(f"{value} is not in the range 0<x<=1.")
+    return value
+
+
+def _seconds(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value} is not a number of seconds above 0.")
+    return value
+
+
+def _not_blank(value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty.")
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
+
+# Which model, and how it runs.
+_NAME = "builtin, a model folder, or a hub id."
+Model = Annotated[
+    str | None,
+    typer.Option(
+        callback=_not_blank,
+        help=_NAME,
+        show_default="Mistral-7B-Instruct-v0.2 with CUDA, else builtin",
+        rich_help_panel=_MODEL,
+    ),
+]
+ProfilesModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", callback=_not_blank, help=_NAME, show_default="the profile's", rich_help_panel=_MODEL
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(callback=_not_blank, help="Branch, tag or commit on the hub.", rich_help_panel=_MODEL),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(
+        help="Of the weights; auto: float32 on a CPU, else the checkpoint's half type.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        callback=_not_blank,
+        help="auto (CUDA where there is one), cpu, cuda, cuda:N or mps.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Attention = Annotated[
+    Literal["auto", "sdpa", "eager", "flash_attention_2"],
+    typer.Option(
+        "--attn",
+        help="Attention backend; auto: flash_attention_2 where it can be had, else sdpa.",
+        rich_help_panel=_MODEL,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that the model brings along.", rich_help_panel=_MODEL
+    ),
+]
+
+# Which prompts.
+DatasetName = Annotated[
+    str,
+    typer.Option(
+        callback=_not_blank,
+        help="A name from `clusterprof datasets ls`, a local .jsonl, .json, .csv or .parquet file, or a hub id.",
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Length of generated prompts.", show_default="2000", rich_help_panel=_DATA),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of LongBench's JSONL files, or its data.zip.",
+        show_default="the hub",
+        rich_help_panel=_DATA,
+    ),
+]
+Templates = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with another wording of LongBench's tasks.", rich_help_panel=_DATA),
+]
+Fraction = Annotated[
+    float | None,
+    typer.Option(
+        callback=_share,
+        metavar="SHARE",
+        help="Share of the rows to tune on.",
+        show_default="0.2",
+        rich_help_panel=_DATA,
+    ),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA)
+]
+
+# What to look for, and how long.
+Size = Annotated[int, typer.Option(min=2, help="Prompt tokens to keep per KV head, the window included.")]
+Window = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Observation window: the prompt's last tokens, which judge the rest.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+DecodeTokens = Annotated[int, typer.Option(min=1, help="Longest answer per prompt.", rich_help_panel=_SEARCH)]
+Objective = Annotated[
+    Literal["cosine", "cosine_padded", "kl", "agreement", "loss"],
+    typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
+]
+Trials = Annotated[
+    int,
+    typer.Option(min=1, help="Finished trials, those of earlier runs included.", rich_help_panel=_SEARCH),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        callback=_seconds,
+        metavar="SECONDS",
+        help="Start no new trial after this time.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+# Samplers take seeds of 32 bits.
+Seed = Annotated[
+    int,
+    typer.Option(min=0, max=2**32 - 1, help="Of sampling, generators and search.", rich_help_panel=_SEARCH),
+]
+Study = Annotated[
+    str | None,
+    typer.Option(
+        callback=_not_blank,
+        help="Name of the Optuna study.",
+        show_default="made of what matters",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        callback=_not_blank,
+        help="URL of the Optuna storage.",
+        show_default="SQLite in the cache folder",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Where the profile goes.", show_default="profiles/MODEL/DATASET-SIZE.json"
+    ),
+]

@@ -1,0 +1,193 @@
+"""`clusterprof apply`: answer a prompt with the KV cache compressed as a profile says."""
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterprof.cli import _options as opt
+from clusterprof.cli._files import read_prompt
+from clusterprof.cli._model import ModelChoice
+from clusterprof.cli._shell import print_json
+from clusterprof.errors import ClusterprofError, DataError, ModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from clusterprof.cli._answer import Answer
+    from clusterprof.profile import Compression, Profile
+
+
+def apply(
+    profile: Annotated[Path, typer.Option(help="A profile that `clusterprof tune` wrote.")],
+    dash: Annotated[
+        str | None,
+        typer.Argument(metavar="[-]", show_default=False, help="Read the prompt from standard input."),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A text file with the prompt; - for standard input.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Answer with the full cache too, and show both side by side.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave the prompt as it is, without a chat template.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Use the profile although it was made for another model.")
+    ] = False,
+    model: opt.ProfilesModel = None,
+    revision: opt.Revision = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    attn: opt.Attention = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Answer a prompt with a compressed KV cache."""
+    text = read_prompt(prompt, prompt_file, dash)
+    from clusterprof.profile import Profile
+    from clusterprof.report.console import message_console, one_line, say
+
+    console = message_console()
+    loaded = Profile.load(profile)
+    choice = ModelChoice(_model_name(model, loaded), revision, dtype, device, attn, trust_remote_code)
+    say(console, f"Loading {one_line(choice.id)}")
+
+    from clusterprof.cli._answer import warm_up
+
+    try:
+        language_model, tokenizer = choice.load(console)
+        forced = _differences(loaded, language_model, tokenizer, force=force, console=console)
+        input_ids = _encode(language_model, tokenizer, text, raw=raw, max_new_tokens=max_new_tokens)
+        prompt_tokens, size = input_ids.shape[1], loaded.compression.size
+        if prompt_tokens <= size:
+            say(console, f"not compressed: the prompt's {prompt_tokens:,} tokens fit in size {size:,}")
+        warm_up(language_model, input_ids)
+        ask = partial(_ask, language_model, tokenizer, input_ids, max_new_tokens, console)
+        full = ask(None, echo=False) if compare else None
+        answered = ask(loaded.compression, echo=not (as_json or compare))
+    except KeyboardInterrupt:
+        raise ClusterprofError("Interrupted; the answer is not complete.") from None
+    kept_tokens = min(size, prompt_tokens)
+    if as_json:
+        print_json(_document(answered, full, prompt_tokens, kept_tokens, forced))
+    else:
+        _show(answered, full, prompt_tokens, kept_tokens, console)
+
+
+def _ask(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    input_ids: "Tensor",
+    max_new_tokens: int,
+    console: "Console",
+    compression: "Compression | None",
+    *,
+    echo: bool,
+) -> "Answer":
+    from clusterprof.cli._answer import answer
+    from clusterprof.report.progress import waiting
+
+    cache = "the full cache" if compression is None else f"at most {compression.size} tokens kept"
+    with waiting(console, f"Reading {input_ids.shape[1]:,} tokens and answering with {cache}") as stop:
+        return answer(
+            model,
+            tokenizer,
+            input_ids,
+            compression,
+            max_new_tokens=max_new_tokens,
+            echo=echo,
+            on_first=stop if echo else lambda: None,
+        )
+
+
+def _document(
+    answered: "Answer", full: "Answer | None", prompt_tokens: int, kept_tokens: int, forced: list[str]
+) -> dict[str, Any]:
+    document = {
+        **asdict(answered),
+        "prompt_tokens": prompt_tokens,
+        "kept_tokens": kept_tokens,
+        "compressed": kept_tokens < prompt_tokens,
+        "forced": forced,
+    }
+    if full is not None:
+        document["full"] = {name: value for name, value in asdict(full).items() if name != "kv_bytes_full"}
+    return document
+
+
+def _show(
+    answered: "Answer", full: "Answer | None", prompt_tokens: int, kept_tokens: int, console: "Console"
+) -> None:
+    from clusterprof.report.answers import answer_summary, comparison_summary, comparison_table
+    from clusterprof.report.console import result_console, say
+
+    if full is None:
+        say(console, answer_summary(answered, prompt_tokens=prompt_tokens, kept_tokens=kept_tokens))
+    else:
+        result_console().print(comparison_table(full, answered, kept_tokens=kept_tokens))
+        say(result_console(), comparison_summary(full, answered))
+
+
+def _model_name(named: str | None, profile: "Profile") -> str:
+    from clusterprof.models import BUILTIN_ID, BUILTIN_NAME
+
+    if named is not None:
+        return named
+    if not profile.model.id:
+        raise ModelError("The profile does not name its model; name one with --model.")
+    return BUILTIN_NAME if profile.model.id == BUILTIN_ID else profile.model.id
+
+
+def _differences(
+    profile: "Profile",
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    force: bool,
+    console: "Console",
+) -> list[str]:
+    """What does not match between profile and model, said aloud; an error unless forced."""
+    from clusterprof.report.console import one_line, say
+
+    if not force:
+        profile.check(model, tokenizer)
+        return []
+    found = profile.mismatches(model, tokenizer)
+    if found:
+        sentence = f"Forced: the profile was made for another model ({'; '.join(found)})."
+        say(console, one_line(sentence), style="yellow")
+    return found
+
+
+def _encode(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    text: str,
+    *,
+    raw: bool,
+    max_new_tokens: int,
+) -> "Tensor":
+    """The prompt's tokens, built as the tune built its own, int64 ``(1, prompt_length)``."""
+    import torch
+
+    from clusterprof.data import Message, Row, build_prompt
+    from clusterprof.models import describe_model
+
+    row = Row(id="prompt", messages=(Message("user", text),), use_chat_template=not raw)
+    tokens = build_prompt(row, tokenizer, max_tokens=sys.maxsize).input_ids
+    context = describe_model(model).max_position_embeddings
+    if context is not None and len(tokens) + max_new_tokens > context:
+        raise DataError(
+            f"The prompt has {len(tokens):,} tokens, and with --max-new-tokens {max_new_tokens} that is more than "
+            f"the model's context of {context:,}; shorten one of them, or use a model with a longer context."
+        )
+    return torch.tensor([tokens], device=model.device)

@@ -1,0 +1,202 @@
+"""`clusterprof tune`: find the hyperparameters of one model, workload and size, and write the profile."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from clusterprof.cli import _options as opt
+from clusterprof.cli._files import check_storage, check_writable
+from clusterprof.cli._model import ModelChoice
+from clusterprof.cli._shell import FAILED, print_json
+from clusterprof.errors import ClusterprofError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
+
+    from clusterprof.data import Dataset
+    from clusterprof.profiling.tune import TuneResult, TuneSettings
+    from clusterprof.report.progress import TuneProgress
+
+
+def tune(
+    dataset: opt.DatasetName,
+    size: opt.Size,
+    model: opt.Model = None,
+    revision: opt.Revision = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    attn: opt.Attention = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    tokens: opt.Tokens = None,
+    data_dir: opt.DataDir = None,
+    templates: opt.Templates = None,
+    fraction: opt.Fraction = None,
+    samples: opt.Samples = None,
+    window: opt.Window = 32,
+    decode_tokens: opt.DecodeTokens = 64,
+    objective: opt.Objective = "cosine",
+    trials: opt.Trials = 50,
+    timeout: opt.Timeout = None,
+    seed: opt.Seed = 0,
+    study: opt.Study = None,
+    storage: opt.Storage = None,
+    output: opt.Output = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Find num_block and theta for a model, a dataset and a size, and write a profile."""
+    from clusterprof.report.console import message_console, one_line, say
+
+    if size <= window:
+        raise typer.BadParameter(f"{size} is not above --window {window}.", param_hint="--size")
+    if samples is not None and fraction is not None:
+        raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
+    if output is not None:
+        check_writable(output)
+    load = partial(_load_data, dataset, tokens, seed, data_dir, templates)
+    rows = load(None)
+    console = message_console()
+    say(console, f"Loading {one_line(model or 'the default model')}")
+
+    # From here on it takes seconds, for torch alone.
+    from clusterprof.cache import cache_dir
+    from clusterprof.models import default_model
+    from clusterprof.profile import profile_path
+    from clusterprof.profiling.tune import TuneSettings
+    from clusterprof.report.progress import TuneProgress
+
+    settings = TuneSettings(
+        size=size,
+        window=window,
+        decode_tokens=decode_tokens,
+        trials=trials,
+        timeout=timeout,
+        fraction=0.2 if fraction is None else fraction,
+        samples=samples,
+        seed=seed,
+        objective=objective,
+        study=study,
+        storage=storage,
+        tokens=tokens,
+    )
+    choice = ModelChoice(model or default_model(), revision, dtype, device, attn, trust_remote_code)
+    path = output or profile_path(choice.id.removeprefix("builtin:"), dataset, size)
+    check_writable(path)
+    if storage is not None:
+        check_storage(storage)
+    progress = TuneProgress(console, settings)
+    try:
+        result = _run(choice, rows, load, settings, cache_dir(), progress, console)
+        result.profile.save(path)
+    except KeyboardInterrupt:
+        raise ClusterprofError(progress.interruption()) from None
+    _report(result, settings, path, console)
+    if as_json:
+        print_json(_document(result, path))
+    else:
+        typer.echo(path)
+    if result.interrupted:
+        raise typer.Exit(FAILED)
+
+
+def _load_data(
+    name: str,
+    tokens: int | None,
+    seed: int,
+    data_dir: Path | None,
+    templates: Path | None,
+    tokenizer: "PreTrainedTokenizerBase | None",
+) -> "Dataset | None":
+    """The rows, or None for a generator as long as there is no tokenizer to measure its prompts with."""
+    from clusterprof.data import load_dataset
+    from clusterprof.data.builtin import GENERATORS
+
+    if tokenizer is None and name in GENERATORS:
+        return None
+    return load_dataset(
+        name, tokenizer=tokenizer, tokens=tokens, seed=seed, data_dir=data_dir, templates=templates
+    )
+
+
+def _run(
+    choice: ModelChoice,
+    rows: "Dataset | None",
+    load: "Callable[[PreTrainedTokenizerBase], Dataset | None]",
+    settings: "TuneSettings",
+    cache: Path,
+    progress: "TuneProgress",
+    console: "Console",
+) -> "TuneResult":
+    import optuna
+
+    from clusterprof.profiling.tune import tune
+    from clusterprof.report.console import one_line, say
+
+    # It would tell about every trial between the lines of the progress display.
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    model, tokenizer = choice.load(console)
+    dataset = rows or load(tokenizer)
+    assert dataset is not None
+    repeated = f", {dataset.duplicates} repeated ones left out" if dataset.duplicates else ""
+    say(
+        console,
+        one_line(f"data     {dataset.name} from {dataset.source}: {len(dataset.rows)} rows{repeated}"),
+    )
+    say(
+        console,
+        f"sizes    {settings.size} tokens kept per head, {settings.window} of them the window; "
+        f"up to {settings.decode_tokens} decoded tokens per prompt",
+    )
+    with progress:
+        return tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
+
+
+def _report(result: "TuneResult", settings: "TuneSettings", path: Path, console: "Console") -> None:
+    from clusterprof.report.console import say
+    from clusterprof.report.methods import methods_table, verdict
+
+    console.print(methods_table(result.methods, size=settings.size))
+    for sentence in verdict(result.methods, objective=settings.objective):
+        say(console, sentence)
+    if result.interrupted:
+        trials = result.timings["trials"]
+        say(
+            console,
+            f"Interrupted: the result rests on {trials} of {settings.trials} trials; "
+            "run the same command again to go on from there.",
+            style="yellow",
+        )
+    say(console, f"Profile written to {path}; try it with")
+    say(console, f"  clusterprof apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt --compare")
+
+
+def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
+    from clusterprof.methods import ClusterAttn
+
+    tuned = result.methods[0]
+    assert isinstance(tuned.method, ClusterAttn)
+    return {
+        "profile": str(path),
+        "best": {
+            "num_block": tuned.method.num_block,
+            "theta": tuned.method.theta,
+            "cosine": tuned.scores.cosine,
+        },
+        "methods": [
+            {
+                "label": scored.label,
+                "method": scored.method.model_dump() if scored.method else None,
+                **asdict(scored.scores),
+            }
+            for scored in result.methods
+        ],
+        "samples": result.samples,
+        "timings": result.timings,
+        "interrupted": result.interrupted,
+    }

@@ -1,0 +1,100 @@
+"""The table that compares methods at the same size, and what it says about the tuned one."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from clusterprof.report.numbers import parameters_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clusterprof.profiling.record import MethodResult
+
+# Objective, heading, and whether more of it is better.
+_COLUMNS = (
+    ("cosine", "cosine", True),
+    ("cosine_padded", "cosine_padded", True),
+    ("kl", "KL", False),
+    ("agreement", "agreement", True),
+    ("loss", "loss", False),
+)
+_HIGHER_IS_BETTER = {name: higher for name, _, higher in _COLUMNS}
+# As many digits as the table shows; less of a difference is none.
+_DIGITS = 4
+
+
+def methods_table(results: Sequence["MethodResult"], *, size: int) -> "Table":
+    """Return the table of all methods, the best of each column in bold, the full cache not counted.
+
+    Parameters
+    ----------
+    results : sequence of MethodResult
+        One row each.
+    size : int
+        Prompt tokens kept per KV head.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{size} tokens kept per head", title_justify="left")
+    table.add_column("method")
+    for _, heading, higher in _COLUMNS:
+        table.add_column(f"{heading} {'↑' if higher else '↓'}", justify="right")
+    best = {name: _best(results, name) for name, _, _ in _COLUMNS}
+    for result in results:
+        scores = asdict(result.scores)
+        cells = [Text(result.label)]
+        for name, _, _ in _COLUMNS:
+            shown = f"{scores[name]:.{_DIGITS}f}"
+            wins = result.method is not None and shown == best[name]
+            cells.append(Text(shown, style="bold green" if wins else ""))
+        table.add_row(*cells)
+    return table
+
+
+def _best(results: Sequence["MethodResult"], objective: str) -> str:
+    values = [asdict(result.scores)[objective] for result in results if result.method is not None]
+    return f"{(max if _HIGHER_IS_BETTER[objective] else min)(values):.{_DIGITS}f}"
+
+
+def verdict(results: Sequence["MethodResult"], *, objective: str) -> list[str]:
+    """Say in a sentence each how the tuned method did against the paper's default and the other methods.
+
+    Parameters
+    ----------
+    results : sequence of MethodResult
+        The tuned method, the paper's default, then the others, as `tune` returns them.
+    objective : str
+        What the search optimised.
+    """
+    tuned, default, *others = results
+    gain = _gain(tuned, default, objective)
+    if tuned.method == default.method:
+        sentences = [f"The search found nothing better than the paper's default ({_point(default)})."]
+    else:
+        word = "beats" if gain > 0 else "equals" if gain == 0 else "does worse than"
+        values = f"{asdict(tuned.scores)[objective]:.4f} against {asdict(default.scores)[objective]:.4f}"
+        sentences = [
+            f"Tuned ({_point(tuned)}) {word} the paper's default ({_point(default)}) on {objective}: {values}."
+        ]
+    # The cosine cannot compare methods, only points within one; the divergence of the next token can.
+    ahead = [result.label for result in others if result.method and _gain(result, tuned, "kl") > 0]
+    if ahead:
+        verb = "keeps" if len(ahead) == 1 else "keep"
+        sentences.append(
+            f"On these samples {' and '.join(ahead)} {verb} the next token closer to the full cache's (KL)."
+        )
+    return sentences
+
+
+def _point(result: "MethodResult") -> str:
+    """The two hyperparameters that the search chooses."""
+    assert result.method is not None
+    parameters = result.method.model_dump()
+    return parameters_text({name: parameters[name] for name in ("num_block", "theta")})
+
+
+def _gain(result: "MethodResult", other: "MethodResult", objective: str) -> float:
+    difference = float(asdict(result.scores)[objective] - asdict(other.scores)[objective])
+    return difference if _HIGHER_IS_BETTER[objective] else -difference

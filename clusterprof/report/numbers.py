@@ -1,0 +1,32 @@
+"""Numbers as people read them: sizes, durations, hyperparameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes with a decimal unit, such as "41.8 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as "12 s", "3:05" or "1:02:03"."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def parameters_text(parameters: Mapping[str, Any]) -> str:
+    """Return a method's hyperparameters, its name left out, such as "num_block 8, theta 0.002"."""
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in parameters.items()
+        if name != "name"
+    )

@@ -1,0 +1,214 @@
+"""What a tune is doing: live bars on a terminal, a plain line now and then in a log."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, Self
+
+from clusterprof.report.console import one_line, say
+from clusterprof.report.numbers import duration_text, parameters_text
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from clusterprof.data import Prompt
+    from clusterprof.profiling.tune import TuneSettings
+
+_LINE_EVERY_S = 3.0
+
+
+class _Display(Protocol):
+    """Shows one phase at a time."""
+
+    def begin(self, title: str, total: int, completed: int = 0) -> None: ...
+
+    def update(self, completed: int, note: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class _Bars:
+    """For terminals."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            Elapsed(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, title: str, total: int, completed: int = 0) -> None:
+        self._progress.start()
+        self._task = self._progress.add_task(title, total=total, completed=completed, note="")
+
+    def update(self, completed: int, note: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=completed, note=note)
+
+    def end(self) -> None:
+        self._progress.stop()
+
+
+class _Lines:
+    """For logs: the first and the last step of a phase, and one every few seconds in between."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._title, self._total, self._said = "", 0, -_LINE_EVERY_S
+
+    def begin(self, title: str, total: int, completed: int = 0) -> None:
+        self._title, self._total, self._said = title, total, -_LINE_EVERY_S
+        say(self._console, f"{title} {completed}/{total}")
+
+    def update(self, completed: int, note: str) -> None:
+        now = time.monotonic()
+        if completed >= self._total or now - self._said >= _LINE_EVERY_S:
+            self._said = now
+            say(self._console, f"{self._title} {completed}/{self._total}  {note}")
+
+    def end(self) -> None:
+        pass
+
+
+class TuneProgress:
+    """A `TuneListener` that shows the tune on a console; a context manager that clears up after itself.
+
+    Parameters
+    ----------
+    console : Console
+        For people, on stderr.
+    settings : TuneSettings
+        What the tune was asked for.
+    """
+
+    def __init__(self, console: "Console", settings: "TuneSettings") -> None:
+        self._console, self._settings = console, settings
+        self._display: _Display = _Bars(console) if console.is_terminal else _Lines(console)
+        self._prompts: list[Prompt] = []
+        self._seen = self._kept = 0
+        self._tokens_run, self._seconds_run = 0, 0.0
+        self._done_before = self._tried = 0
+        self._search_started: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.end()
+
+    def prepared(self, prompts: Sequence["Prompt"], fitting: int) -> None:
+        """Say which prompts will be run, and which not."""
+        cut = sum(prompt.tokens_cut > 0 for prompt in prompts)
+        facts = [f"{len(prompts)} longer than size {self._settings.size}"]
+        if prompts:
+            lengths = [len(prompt.input_ids) for prompt in prompts]
+            facts[0] += f" ({min(lengths):,} to {max(lengths):,} tokens)"
+        facts.append(f"{fitting} set aside because they fit in it")
+        facts.append(f"{cut} cut to the model's context")
+        say(self._console, f"prompts  {', '.join(facts)}")
+        self._prompts = list(prompts)
+        if prompts:
+            self._display.begin("Capturing", len(prompts))
+
+    def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
+        """Advance by one prompt."""
+        self._seen += 1
+        if error is None:
+            self._kept += 1
+        else:
+            say(self._console, f"{one_line(prompt.id)} is left out: {one_line(error)}", style="yellow")
+        if seconds > 0:
+            self._tokens_run += len(prompt.input_ids)
+            self._seconds_run += seconds
+        self._display.update(self._seen, self._capture_note(prompt, seconds))
+
+    def _capture_note(self, prompt: "Prompt", seconds: float) -> str:
+        length = len(prompt.input_ids)
+        note = f"{length:,} tokens in {seconds:.1f} s" if seconds > 0 else f"{length:,} tokens, found on disk"
+        remaining = sum(len(later.input_ids) for later in self._prompts[self._seen :])
+        if remaining and self._tokens_run:
+            note += f", {_left(remaining * self._seconds_run / self._tokens_run)}"
+        return note
+
+    def searching(self, study: str, storage: str, done: int) -> None:
+        """Say where the trials are, and start counting them."""
+        from pydantic import TypeAdapter
+
+        from clusterprof.profile.fields import StorageUrl
+
+        # A password in it is for the database, not for the screen.
+        shown = TypeAdapter(StorageUrl).validate_python(storage)
+        before = f", {done} trials from before" if done else ""
+        say(self._console, f"study    {study}{before} (watch it with `optuna-dashboard {shown}`)")
+        self._done_before, self._search_started = done, time.monotonic()
+        self._display.begin("Searching", max(self._settings.trials, done), done)
+        if done >= self._settings.trials:
+            self._compare()
+
+    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
+        """Advance by one trial."""
+        if trial.value is None:
+            reason = one_line(str(trial.user_attrs.get("error", "no reason given")))
+            say(self._console, f"Trial {trial.number} failed: {reason}", style="yellow")
+            return
+        self._tried += 1
+        assert self._search_started is not None
+        elapsed = time.monotonic() - self._search_started
+        done = self._done_before + self._tried
+        left = (self._settings.trials - done) * elapsed / self._tried
+        if self._settings.timeout is not None:
+            left = min(left, max(0.0, self._settings.timeout - elapsed))
+        notes = [_left(left)] if left > 0 else []
+        if best is not None:
+            notes.append(
+                f"best {self._settings.objective} {best.value:.4f} at {parameters_text(best.params)}"
+            )
+        self._display.update(done, ", ".join(notes))
+        if done >= self._settings.trials or elapsed >= (self._settings.timeout or math.inf):
+            self._compare()
+
+    def _compare(self) -> None:
+        say(self._console, "Comparing with the paper's default and the other methods")
+
+    def interruption(self) -> str:
+        """Return what Ctrl-C left behind when no trial was finished, and how to go on."""
+        if self._search_started is not None:
+            done = self._done_before + self._tried
+            kept = f"the captures and {done} finished trials are kept"
+        elif self._kept:
+            kept = f"{self._kept} of {len(self._prompts)} captures are finished and kept"
+        else:
+            return "Interrupted before a prompt was captured; run the same command again to start over."
+        return f"Interrupted: {kept}; run the same command again to go on from there."
+
+
+def _left(seconds: float) -> str:
+    return f"about {duration_text(seconds)} left"
+
+
+@contextmanager
+def waiting(console: "Console", text: str) -> Iterator[Callable[[], None]]:
+    """Show that something is going on: a spinner on a terminal, one line in a log.
+
+    Yields
+    ------
+    callable
+        Takes the spinner away before the context ends, for instance because output follows.
+    """
+    if not console.is_terminal:
+        say(console, text)
+        yield lambda: None
+        return
+    with console.status(text) as status:
+        yield status.stop

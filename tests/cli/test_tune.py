@@ -1,0 +1,229 @@
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from clusterprof import Profile
+from tests.cli.conftest import QUICK, Finished, Run
+
+LABELS = ["tuned", "paper default", "SnapKV", "top-k", "StreamingLLM", "full"]
+SCORES = {"cosine", "cosine_padded", "kl", "agreement", "loss"}
+
+
+def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> None:
+    assert tuned.code == 0
+    document = tuned.json()
+    assert document.keys() == {"profile", "best", "methods", "samples", "timings", "interrupted"}
+    profile = Profile.load(document["profile"])
+    method = profile.compression.method.model_dump()
+    assert document["best"].keys() == {"num_block", "theta", "cosine"}
+    assert (document["best"]["num_block"], document["best"]["theta"]) == (
+        method["num_block"],
+        method["theta"],
+    )
+    assert document["best"]["cosine"] == pytest.approx(profile.results.tuning.value)
+    assert document["samples"]["used"] == 3
+    assert document["samples"]["fitting"] == 1
+    assert document["timings"].keys() == {"capture_s", "search_s", "trials", "replays"}
+    assert document["timings"]["trials"] == 3
+    assert document["interrupted"] is False
+
+
+def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished) -> None:
+    methods = tuned.json()["methods"]
+    assert [method["label"] for method in methods] == LABELS
+    assert all(method.keys() == {"label", "method"} | SCORES for method in methods)
+    assert methods[2]["method"] == {"name": "snapkv", "kernel_size": 5}
+    assert methods[-1]["method"] is None
+    assert methods[-1]["cosine"] == 1
+
+
+def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, model_folder: Path) -> None:
+    assert tuned.err.replace("\n", "").isprintable()
+    for expected in (
+        f"{model_folder} (LlamaForCausalLM, 2 layers, 4 query and 2 KV heads), float32 on cpu, sdpa attention",
+        "3 longer than size 48",
+        "1 set aside",
+        "0 cut",
+        "Capturing 3/3",
+        "optuna-dashboard sqlite:///",
+        "Searching 3/3",
+        "best cosine",
+        "paper's default",
+        "clusterprof apply --profile",
+    ):
+        assert expected in tuned.err
+    table = [line.split("│")[1].strip() for line in tuned.err.splitlines() if line.startswith("│")]
+    assert table == LABELS
+
+
+def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Path) -> None:
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--trials", 1)
+    assert finished.code == 0
+    path = Path(finished.out.removesuffix("\n"))
+    assert path.parts[0] == "profiles"
+    assert Profile.load(path).search.trials == 1
+    # One trial is the paper's default itself.
+    assert "nothing better than the paper's default" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        (["--size", "32"], "not above --window 32"),
+        (["--size", "0"], "2"),
+        (["--size", "x"], "int"),
+        (["--window", "0"], "1"),
+        (["--fraction", "0"], "0<x<=1"),
+        (["--fraction", "nan"], "0<x<=1"),
+        (["--fraction", "1.5"], "0<x<=1"),
+        (["--samples", "3", "--fraction", "0.5"], "not both"),
+        (["--samples", "0"], "1"),
+        (["--trials", "0"], "1"),
+        (["--decode-tokens", "0"], "1"),
+        (["--tokens", "0"], "1"),
+        (["--seed", "-1"], "0"),
+        (["--seed", "4294967296"], "4294967295"),
+        (["--timeout", "nan"], "above 0"),
+        (["--timeout", "inf"], "above 0"),
+        (["--objective", "speed"], "agreement"),
+        (["--dtype", "int4"], "bfloat16"),
+        (["--model", " "], "empty"),
+    ],
+)
+def test_values_out_of_range_are_wrong_usage(run: Run, options: Sequence[str], allowed: str) -> None:
+    size = [] if options[0] == "--size" else ["--size", "64"]
+    finished = run("tune", "--dataset", "needle", *size, *options)
+    assert finished.code == 2
+    # typer draws a box around the sentence.
+    said = re.sub(r"[│\s]+", " ", finished.err)
+    assert options[0] in said
+    assert allowed in said.partition(options[0])[2]
+
+
+def test_bad_rows_are_found_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"question": "no context"}\n')
+    finished = run("tune", "--dataset", path, "--size", 64, "--model", "no/such/model/at/all")
+    assert finished.code == 1
+    assert f"{path}, line 2" in finished.err
+    assert "no/such/model" not in finished.err
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [(".", "folder"), ("file/profile.json", "not a folder"), ("/dev/null", "not a regular file")],
+)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    run: Run, output: str, reason: str
+) -> None:
+    Path("file").touch()
+    finished = run("tune", "--dataset", "nowhere.jsonl", "--size", 64, "-o", output)
+    assert finished.code == 1
+    assert reason in finished.err
+    assert "nowhere" not in finished.err
+
+
+def test_a_read_only_output_folder_is_found_before_the_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write anywhere, so the answer of the system is put in its mouth.
+    monkeypatch.setattr("clusterprof.cli._files.os.access", lambda path, mode: False)
+    finished = run("tune", "--dataset", "nowhere.jsonl", "--size", 64, "-o", "new/profile.json")
+    assert finished.code == 1
+    assert "no permission" in finished.err
+
+
+def test_the_password_of_a_storage_that_fails_is_not_shown(run: Run, dataset_file: Path) -> None:
+    url = "nodriver://me:secret@host/db"
+    finished = run("tune", "--dataset", dataset_file, "--size", 64, "--model", "x", "--storage", url)
+    assert finished.code == 1
+    assert "--storage" in finished.err
+    assert "secret" not in finished.err
+
+
+def test_prompts_that_all_fit_are_said_to(run: Run, model_folder: Path, dataset_file: Path) -> None:
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, "--size", 400)
+    assert finished.code == 1
+    assert "fit in --size 400" in finished.err
+
+
+def start(work: Path, *args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from clusterprof.cli import main; main()", *map(str, args)],
+        cwd=work,
+        env={**os.environ, "CLUSTERPROF_CACHE": str(work / "cache"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"ended without saying {text!r}")
+
+
+def test_ctrl_c_during_the_search_keeps_the_trials_and_the_rerun_goes_on(
+    run: Run, tmp_path: Path, model_folder: Path, dataset_file: Path
+) -> None:
+    command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json"]
+    process = start(tmp_path, *command, "--trials", 100_000)
+    wait_for(process, "Searching 1/")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "run the same command again" in err
+    assert "Traceback" not in err
+    document = json.loads(out)
+    assert document["interrupted"] is True
+    done = document["timings"]["trials"]
+    assert 1 <= done < 100_000
+    assert Profile.load(tmp_path / document["profile"]).search.trials == done
+
+    again = run(*command, "--trials", done + 2)
+    assert again.code == 0
+    assert f"{done} trials from before" in again.err
+    assert again.err.count("found on disk") >= 2
+    assert again.json()["timings"]["trials"] == done + 2
+
+
+def test_ctrl_c_during_the_capture_says_what_is_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model_folder: Path, dataset_file: Path
+) -> None:
+    from clusterprof.profiling.capture import capture_prompt
+
+    calls = iter([False, True])
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        if next(calls):
+            raise KeyboardInterrupt
+        return capture_prompt(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("clusterprof.profiling.tune.capture_prompt", interrupted)
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json")
+    assert finished.code == 1
+    assert finished.out == ""
+    assert "1 of 3 captures are finished and kept" in finished.err
+    assert "same command again" in finished.err
+
+
+def test_a_timeout_ends_the_search(run: Run, model_folder: Path, dataset_file: Path) -> None:
+    finished = run(
+        "tune", "--dataset", dataset_file, "--model", model_folder, *QUICK,
+        "--trials", 100_000, "--timeout", 0.5, "--json",
+    )  # fmt: skip
+    assert finished.code == 0
+    assert math.isclose(finished.json()["timings"]["search_s"], 0.5, abs_tol=5)

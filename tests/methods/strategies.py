@@ -1,0 +1,52 @@
+"""Hypothesis strategies: importances that a prefix can have, and methods with any valid parameters."""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from clusterprof.methods import ClusterAttn, Method, SnapKV, StreamingLLM, TopK
+
+# Multiples of 1/1024, so that sums and comparisons are exact in float32; see tests/reference/selection.py.
+UNIT = 1 / 1024
+
+
+def exact_importances(*, rows: int = 1, heads: int = 1, longest: int = 70) -> st.SearchStrategy[Tensor]:
+    """Float32 ``(rows, heads, length)``: anything from all zeros over one peak and many ties to all different."""
+    shapes = st.integers(1, longest).map(lambda length: (rows, heads, length))
+    highest = st.sampled_from([0, 1, 3, 1024])
+    counts = st.tuples(shapes, highest).flatmap(
+        lambda chosen: hnp.arrays(np.int64, chosen[0], elements=st.integers(0, chosen[1]))
+    )
+    return counts.map(lambda array: torch.from_numpy(array).float() * UNIT)
+
+
+def importances(*, rows: int, heads: int, longest: int = 50) -> st.SearchStrategy[Tensor]:
+    """Float32 ``(rows, heads, length)``: any non-negative numbers, denormal and equal ones among them."""
+    elements = st.floats(0, 1, width=32) | st.sampled_from([0.0, 1e-45, 2**-126, 0.5, 1.0])
+    return st.integers(1, longest).flatmap(
+        lambda length: hnp.arrays(np.float32, (rows, heads, length), elements=elements).map(torch.from_numpy)
+    )
+
+
+def odd(highest: int) -> st.SearchStrategy[int]:
+    return st.integers(0, (highest - 1) // 2).map(lambda half: 2 * half + 1)
+
+
+def clusterattns() -> st.SearchStrategy[ClusterAttn]:
+    return st.builds(
+        ClusterAttn,
+        num_block=st.integers(1, 40) | st.just(1_000_000),
+        theta=st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
+        gap_pool=odd(63),
+    )
+
+
+def methods() -> st.SearchStrategy[Method]:
+    return st.one_of(
+        clusterattns(),
+        st.builds(SnapKV, kernel_size=odd(63)),
+        st.builds(StreamingLLM, initial_tokens=st.integers(0, 80)),
+        st.just(TopK()),
+    )

@@ -1,0 +1,109 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from clusterprof.methods import ClusterAttn, TopK
+from tests.methods.strategies import UNIT, exact_importances, odd
+from tests.reference.selection import select_clusterattn
+
+
+def head(counts: list[int]) -> Tensor:
+    return torch.tensor(counts, dtype=torch.float32)[None, None] * UNIT
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    importance=exact_importances(),
+    num_block=st.integers(1, 40),
+    # Exact thetas also meet the case of a centre that equals theta.
+    theta=st.integers(0, 1024).map(lambda count: count * UNIT),
+    gap_pool=odd(63),
+    data=st.data(),
+)
+def test_follows_the_steps_of_the_reference(
+    importance: Tensor, num_block: int, theta: float, gap_pool: int, data: st.DataObject
+) -> None:
+    budget = data.draw(st.integers(1, importance.shape[-1]))
+    method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool)
+    expected = select_clusterattn(importance[0, 0].tolist(), budget, num_block, theta, gap_pool)
+    assert method.select(importance, budget)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("gap_pool", [1, 15])
+@pytest.mark.parametrize("num_block", [1, 2, 8, 32])
+@pytest.mark.parametrize("theta", [0.0, 3 * UNIT, 40 * UNIT, 1.0])
+def test_follows_the_reference_on_a_long_prefix(num_block: int, theta: float, gap_pool: int) -> None:
+    generator = torch.Generator().manual_seed(num_block)
+    # Skewed like attention: mostly next to nothing, with a few peaks.
+    counts = (torch.rand(1, 2, 1500, generator=generator) ** 8 * 64).floor()
+    kept = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool).select(counts * UNIT, 224)
+    for h in range(2):
+        expected = select_clusterattn((counts[0, h] * UNIT).tolist(), 224, num_block, theta, gap_pool)
+        assert kept[0, h].tolist() == expected
+
+
+def test_default_gap_pool_is_fifteen() -> None:
+    assert ClusterAttn(num_block=8, theta=2e-3).gap_pool == 15
+
+
+@settings(max_examples=100, deadline=None)
+@given(importance=exact_importances(rows=2, heads=2), num_block=st.integers(1, 8), data=st.data())
+def test_without_a_centre_it_is_plain_top_k(importance: Tensor, num_block: int, data: st.DataObject) -> None:
+    budget = data.draw(st.integers(1, importance.shape[-1]))
+    importance = importance.clamp(max=0.5)
+    method = ClusterAttn(num_block=num_block, theta=0.75)
+    assert torch.equal(method.select(importance, budget), TopK().select(importance, budget))
+
+
+def test_each_head_has_its_own_neighbourhood_width() -> None:
+    # One survivor gets all of the budget around it; three get a third of it each.
+    one = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0]
+    three = [0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0]
+    importance = torch.cat([head(one), head(three)], dim=1)
+    kept = ClusterAttn(num_block=1, theta=50 * UNIT, gap_pool=1).select(importance, 9)
+    assert kept[0].tolist() == [[*range(11, 20)], [0, 1, 2, 9, 10, 11, 18, 19, 20]]
+
+
+@pytest.mark.parametrize(
+    ("size", "theta"),
+    [(64, 2e-3), (1024, 2e-3), (2048, 1e-3), (4096, 8e-4), (131_072, 8e-4), (1448, math.sqrt(2e-6))],
+)
+def test_paper_default(size: int, theta: float) -> None:
+    default = ClusterAttn.paper_default(size)
+    assert default.num_block == 8
+    assert default.theta == pytest.approx(theta, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_block": 0},
+        {"num_block": -1},
+        {"num_block": 1.5},
+        {"num_block": 10**9},
+        {"theta": math.nan},
+        {"theta": math.inf},
+        {"theta": -1e-9},
+        {"theta": 1.0001},
+        {"gap_pool": 0},
+        {"gap_pool": 2},
+        {"gap_pool": 1025},
+        {"name": "snapkv"},
+        {"kernel_size": 5},
+    ],
+    ids=str,
+)
+def test_refuses_parameters_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        ClusterAttn.model_validate({"num_block": 8, "theta": 2e-3} | wrong)
+
+
+def test_parameters_cannot_be_changed_past_the_checks() -> None:
+    method = ClusterAttn(num_block=8, theta=2e-3)
+    with pytest.raises(ValidationError, match="frozen"):
+        method.theta = math.nan

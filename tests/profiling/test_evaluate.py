@@ -1,0 +1,83 @@
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from clusterprof.errors import CompressionError
+from clusterprof.methods import ClusterAttn, TopK
+from clusterprof.profile import Compression
+from clusterprof.profiling import evaluate
+from clusterprof.profiling.capture import Capture
+from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.replay import replay
+from clusterprof.runtime.selection import kept_positions
+from tests.profiling.subjects import SMALL, capture, random_prompt
+from tests.tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def captures(model: PreTrainedModel) -> list[Capture]:
+    return [capture(model, random_prompt(length, seed=length), decode_tokens=5) for length in (60, 45)]
+
+
+def candidate(num_block: int, theta: float, size: int = SMALL.size) -> Compression:
+    return Compression(size=size, window=SMALL.window, method=ClusterAttn(num_block=num_block, theta=theta))
+
+
+def test_scores_are_the_means_of_a_replay_per_sample(model: PreTrainedModel, captures: list[Capture]) -> None:
+    found = Evaluator(model, captures).scores(SMALL)
+    assert len(found) == 2
+    for sample, scores in zip(captures, found, strict=True):
+        result = replay(model, sample, SMALL, kept_positions(SMALL, sample.importance))
+        for name in ("cosine", "cosine_padded", "kl", "agreement", "loss"):
+            assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-6)
+
+
+def test_equal_kept_sets_are_looked_up(model: PreTrainedModel, captures: list[Capture]) -> None:
+    evaluator = Evaluator(model, captures)
+    first = evaluator.scores(candidate(2, 1.0))
+    assert evaluator.replays == 2
+    # Above every importance theta leaves no centre, whatever num_block is: plain top-k.
+    assert evaluator.scores(candidate(7, 0.999)) == first
+    assert evaluator.scores(SMALL.model_copy(update={"method": TopK()})) == first
+    assert evaluator.replays == 2
+    evaluator.scores(candidate(2, 1.0, size=25))
+    assert evaluator.replays == 4
+
+
+def test_samples_are_not_mixed_up(model: PreTrainedModel, captures: list[Capture]) -> None:
+    # StreamingLLM-like kept sets are equal for prompts of one length, their scores are not.
+    twins = [captures[0], capture(model, random_prompt(60, seed=1), decode_tokens=5)]
+    scores = Evaluator(model, twins).scores(SMALL)
+    assert scores[0] != scores[1]
+    assert Evaluator(model, twins[1:]).scores(SMALL) == scores[1:]
+
+
+def test_the_full_cache_is_perfect(model: PreTrainedModel, captures: list[Capture]) -> None:
+    evaluator = Evaluator(model, captures)
+    for sample, scores in zip(captures, evaluator.full_scores(), strict=True):
+        everything = torch.arange(sample.prompt_length).expand(2, 2, -1)
+        result = replay(model, sample, SMALL, everything)
+        for name in ("cosine", "cosine_padded", "kl", "agreement", "loss"):
+            assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-5)
+    assert evaluator.replays == 0
+
+
+def test_a_failed_replay_is_not_remembered(
+    model: PreTrainedModel, captures: list[Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = Evaluator(model, captures)
+
+    def fail(*arguments: object) -> None:
+        raise CompressionError("not finite")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "replay", fail)
+        with pytest.raises(CompressionError, match="not finite"):
+            evaluator.scores(SMALL)
+    assert evaluator.replays == 0
+    assert evaluator.scores(SMALL) == Evaluator(model, captures).scores(SMALL)

@@ -1,0 +1,277 @@
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import optuna
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from clusterprof.errors import ClusterprofError, CompressionError
+from clusterprof.methods import ClusterAttn
+from clusterprof.profile import Compression
+from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
+from clusterprof.profiling.search import SearchSpace, finished, open_study, search
+
+Point = tuple[int, float]
+SPACE = SearchSpace(size=256, window=32, theta_range=(1e-4, 0.5))
+DEFAULT = (8, 2e-3)
+
+
+class Scripted(Evaluator):
+    """Scores a point by a function, for two samples whose mean is the function's value."""
+
+    def __init__(self, value: Callable[[int, float], float]) -> None:
+        self.value = value
+        self.asked: list[Point] = []
+
+    def scores(self, compression: Compression) -> list[Scores]:
+        method = compression.method
+        assert isinstance(method, ClusterAttn)
+        assert (compression.size, compression.window) == (256, 32)
+        self.asked.append((method.num_block, method.theta))
+        value = self.value(method.num_block, method.theta)
+        return [Scores(value - d, 0.2, value - d, 0.4, 0.5) for d in (-0.125, 0.125)]
+
+
+def smooth(num_block: int, theta: float) -> float:
+    """Highest at (20, 0.05)."""
+    return -(((num_block - 20) / 32) ** 2) - (math.log(theta / 0.05) / 10) ** 2
+
+
+def in_memory(objective: ObjectiveName = "cosine") -> optuna.Study:
+    return optuna.create_study(direction=DIRECTIONS[objective])
+
+
+def run(
+    study: optuna.Study,
+    evaluator: Evaluator,
+    trials: int,
+    *,
+    objective: ObjectiveName = "cosine",
+    timeout: float | None = None,
+    seed: int = 0,
+) -> list[FrozenTrial]:
+    told: list[FrozenTrial] = []
+    search(
+        study,
+        evaluator,
+        SPACE,
+        objective=objective,
+        trials=trials,
+        timeout=timeout,
+        seed=seed,
+        on_trial=told.append,
+    )
+    return told
+
+
+def points(trials: Sequence[FrozenTrial]) -> list[Point]:
+    return [(trial.params["num_block"], trial.params["theta"]) for trial in trials]
+
+
+def approximately_default(point: Point) -> bool:
+    return point[0] == DEFAULT[0] and math.isclose(point[1], DEFAULT[1], rel_tol=1e-9)
+
+
+def test_the_paper_default_comes_first_and_the_best_is_no_worse() -> None:
+    study, evaluator = in_memory(), Scripted(smooth)
+    told = run(study, evaluator, 25)
+    assert len(told) == len(finished(study)) == len(evaluator.asked) == 25
+    assert points(told) == points(finished(study)) == evaluator.asked
+    assert approximately_default(evaluator.asked[0])
+    assert sum(map(approximately_default, evaluator.asked)) == 1
+    assert evaluator.asked[0][1] == ClusterAttn.paper_default(256).theta
+    for num_block, theta in evaluator.asked:
+        assert 1 <= num_block <= 32
+        assert 1e-4 <= theta <= 0.5
+    assert study.best_value == pytest.approx(max(smooth(*point) for point in evaluator.asked))
+    assert study.best_value > smooth(*DEFAULT)
+
+
+def test_all_scores_of_a_trial_are_recorded() -> None:
+    study = in_memory()
+    (trial,) = run(study, Scripted(lambda num_block, theta: 0.75), 1)
+    expected = {"cosine": 0.75, "cosine_padded": 0.2, "kl": 0.75, "agreement": 0.4, "loss": 0.5}
+    assert trial.value == 0.75
+    assert trial.user_attrs == expected
+
+
+def test_a_distance_is_minimised() -> None:
+    study = in_memory("kl")
+    run(study, Scripted(lambda *point: -smooth(*point)), 25, objective="kl")
+    assert study.best_value == min(trial.values[0] for trial in finished(study))
+    assert study.best_value < -smooth(*DEFAULT)
+
+
+def test_a_seed_says_which_points_are_tried() -> None:
+    asked = []
+    for seed in (0, 0, 1):
+        evaluator = Scripted(smooth)
+        run(in_memory(), evaluator, 6, seed=seed)
+        asked.append(evaluator.asked)
+    assert asked[0] == asked[1]
+    assert set(asked[0][1:]).isdisjoint(asked[2][1:])
+
+
+def test_resuming_tries_new_points_until_the_study_has_enough() -> None:
+    study, evaluator = in_memory(), Scripted(smooth)
+    for trials in (3, 6, 6, 9, 4):
+        run(study, evaluator, trials)
+        assert len(finished(study)) == max(trials, 3) or trials == 4
+    assert len(evaluator.asked) == 9
+    # Start-up draws are random: the same seed would give the same ones again.
+    assert len(set(evaluator.asked)) == 9
+    assert sum(map(approximately_default, evaluator.asked)) == 1
+
+
+def test_a_timeout_starts_no_new_trial_and_the_default_still_comes_first() -> None:
+    study, evaluator = in_memory(), Scripted(smooth)
+    assert run(study, evaluator, 5, timeout=0) == []
+    assert run(study, evaluator, 5, timeout=0) == []
+    run(study, evaluator, 5)
+    assert approximately_default(evaluator.asked[0])
+    assert sum(map(approximately_default, evaluator.asked)) == 1
+
+
+def test_the_default_is_tried_again_after_a_kill_in_the_middle_of_it() -> None:
+    study = in_memory()
+    default = ClusterAttn.paper_default(256)
+    study.enqueue_trial({"num_block": default.num_block, "theta": default.theta})
+    killed = study.ask()
+    killed.suggest_int("num_block", 1, 32)
+    killed.suggest_float("theta", 1e-4, 0.5, log=True)
+    assert killed.params["num_block"] == 8
+
+    evaluator = Scripted(smooth)
+    run(study, evaluator, 3)
+    assert approximately_default(evaluator.asked[0])
+    assert len(finished(study)) == 3
+
+
+def fail_if(condition: Callable[[int], bool], error: BaseException) -> Callable[[int, float], float]:
+    calls = iter(range(10_000))
+
+    def value(num_block: int, theta: float) -> float:
+        if condition(next(calls)):
+            raise error
+        return smooth(num_block, theta)
+
+    return value
+
+
+@pytest.mark.parametrize("error", [CompressionError("layer 7 is bad"), torch.OutOfMemoryError("no memory")])
+def test_a_failed_trial_is_told_and_the_search_goes_on(error: Exception) -> None:
+    study = in_memory()
+    # Two failures in a row, again and again, are not three.
+    told = run(study, Scripted(fail_if(lambda call: call % 3 < 2, error)), 4)
+    assert [trial.state for trial in told] == [TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE] * 4
+    failed = [trial for trial in told if trial.state == TrialState.FAIL]
+    assert {trial.user_attrs["error"] for trial in failed} == {str(error)}
+    assert study.best_trial in finished(study)
+
+
+def test_three_failures_in_a_row_stop_the_search() -> None:
+    study = in_memory()
+    evaluator = Scripted(fail_if(lambda call: call >= 2, CompressionError("layer 7 is bad.")))
+    with pytest.raises(
+        ClusterprofError, match=r"Three trials in a row failed, the last one with: layer 7 is bad"
+    ):
+        run(study, evaluator, 10)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2 + ["FAIL"] * 3
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("objective", ["cosine", "kl"])
+def test_a_value_that_is_not_finite_never_becomes_the_best(value: float, objective: ObjectiveName) -> None:
+    study = in_memory(objective)
+    calls = iter(range(100))
+    told = run(
+        study, Scripted(lambda num_block, theta: value if next(calls) % 2 else 0.5), 3, objective=objective
+    )
+    assert [trial.state.name for trial in told] == ["COMPLETE", "FAIL"] * 2 + ["COMPLETE"]
+    assert study.best_value == 0.5
+    assert f"The objective {objective} is" in told[1].user_attrs["error"]
+
+
+def test_ctrl_c_keeps_what_was_finished() -> None:
+    study = in_memory()
+    with pytest.raises(KeyboardInterrupt):
+        run(study, Scripted(fail_if(lambda call: call == 3, KeyboardInterrupt())), 10)
+    assert len(finished(study)) == 3
+    run(study, Scripted(smooth), 5)
+    assert len(finished(study)) == 5
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'studies.db'}"
+
+
+def test_a_study_goes_on_in_another_process(tmp_path: Path) -> None:
+    asked = []
+    for trials in (4, 8):
+        evaluator = Scripted(smooth)
+        run(open_study("mine", url(tmp_path), "cosine", "f1"), evaluator, trials)
+        asked.append(evaluator.asked)
+    assert [len(each) for each in asked] == [4, 4]
+    assert len({*asked[0], *asked[1]}) == 8
+
+
+def test_two_processes_may_have_a_study_open(tmp_path: Path) -> None:
+    first = open_study("mine", url(tmp_path), "cosine", "f1")
+    second = open_study("mine", url(tmp_path), "cosine", "f1")
+    run(first, Scripted(smooth), 2)
+    run(second, Scripted(smooth), 3)
+    assert len(finished(first)) == len(finished(second)) == 3
+
+
+def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
+    open_study("mine", url(tmp_path), "cosine", "f1")
+    with pytest.raises(ClusterprofError, match=r"'mine' .* made with another model.*--study"):
+        open_study("mine", url(tmp_path), "cosine", "f2")
+    assert open_study("yours", url(tmp_path), "cosine", "f2").study_name == "yours"
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_study_made_by_hand_is_refused_unless_it_fits(
+    tmp_path: Path, direction: Literal["minimize", "maximize"]
+) -> None:
+    study = optuna.create_study(study_name="theirs", storage=url(tmp_path), direction=direction)
+    if direction == "maximize":
+        assert open_study("theirs", url(tmp_path), "cosine", "f1").user_attrs == {"fingerprint": "f1"}
+        study = optuna.create_study(study_name="others", storage=url(tmp_path), direction=direction)
+        study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}), 1.0)
+    with pytest.raises(ClusterprofError, match="made with another model"):
+        open_study(study.study_name, url(tmp_path), "cosine", "f1")
+
+
+def garbage_file(folder: Path) -> str:
+    (folder / "studies.db").write_bytes(b"this is no database" * 100)
+    return url(folder)
+
+
+def missing_folder(folder: Path) -> str:
+    return url(folder / "missing")
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        lambda folder: "garbage",
+        lambda folder: "",
+        lambda folder: "nosuchdb://host/name",
+        lambda folder: "postgresql://user@localhost:1/db",
+        garbage_file,
+        missing_folder,
+    ],
+    ids=["no-url", "empty", "unknown", "driver", "garbage-file", "missing-folder"],
+)
+def test_a_storage_that_cannot_be_opened_is_one_sentence(
+    tmp_path: Path, storage: Callable[[Path], str]
+) -> None:
+    with pytest.raises(ClusterprofError, match="cannot be opened") as caught:
+        open_study("mine", storage(tmp_path), "cosine", "f1")
+    assert "\n" not in str(caught.value)
+    assert "--storage" in str(caught.value)

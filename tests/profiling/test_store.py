@@ -1,0 +1,288 @@
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from clusterprof.errors import ClusterprofError
+from clusterprof.profiling import store as store_module
+from clusterprof.profiling.capture import Capture, LayerCapture
+from clusterprof.profiling.replay import Replay, replay
+from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.runtime.selection import kept_positions
+from tests.profiling.subjects import SMALL, capture
+from tests.tiny import tiny_gemma3, tiny_llama
+
+IDS = (5, 6, 7)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_gemma3()
+
+
+@pytest.fixture(scope="module")
+def found(model: PreTrainedModel) -> Capture:
+    return capture(model, decode_tokens=4)
+
+
+def store_in(folder: Path, **options: Any) -> CaptureStore:
+    return CaptureStore(folder / "captures", "f" * 64, **options)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def assert_equal_captures(found: Capture, expected: Capture) -> None:
+    assert (found.prompt_length, found.window) == (expected.prompt_length, expected.window)
+    assert found.scaling == expected.scaling
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.log_probs, expected.log_probs)
+    assert list(found.layers) == list(expected.layers)
+    for i, layer in expected.layers.items():
+        for field in fields(LayerCapture):
+            ours, theirs = getattr(found.layers[i], field.name), getattr(layer, field.name)
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+    assert list(found.sliding) == list(expected.sliding)
+    for i, tensors in expected.sliding.items():
+        assert all(torch.equal(a, b) for a, b in zip(found.sliding[i], tensors, strict=True))
+
+
+def test_round_trip(tmp_path: Path, model: PreTrainedModel, found: Capture) -> None:
+    store = store_in(tmp_path)
+    assert store.load(IDS) is None
+    assert not store.folder.exists()
+    saved, loaded = store.save(IDS, found), store_in(tmp_path).load(IDS)
+    assert loaded is not None
+    for other in (saved, loaded):
+        assert_equal_captures(other, found)
+    kept = kept_positions(SMALL, found.importance)
+    first, second = (replay(model, each, SMALL, kept) for each in (found, loaded))
+    assert all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(Replay))
+    assert names(tmp_path) == [store.path(IDS).name]
+
+
+def test_layers_come_back_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    # As text, 10 would come before 2.
+    found = capture(tiny_llama(num_hidden_layers=11, hidden_size=16, num_attention_heads=2), decode_tokens=1)
+    loaded = store_in(tmp_path).save(IDS, found)
+    assert list(loaded.layers) == list(range(11))
+    assert torch.equal(loaded.importance, found.importance)
+
+
+def test_bfloat16_survives(tmp_path: Path) -> None:
+    found = capture(tiny_llama().bfloat16(), decode_tokens=2)
+    assert_equal_captures(store_in(tmp_path).save(IDS, found), found)
+
+
+def test_other_prompts_and_other_models_are_not_found(tmp_path: Path, found: Capture) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    assert store.load((5, 6)) is None
+    assert store.load((7, 6, 5)) is None
+    assert store.load((56, 7)) is None
+    assert CaptureStore(store.folder, "e" * 64).load(IDS) is None
+
+
+def test_a_capture_is_replaced_by_a_newer_one(tmp_path: Path, model: PreTrainedModel, found: Capture) -> None:
+    store = store_in(tmp_path)
+    mapped = store.save(IDS, capture(model, decode_tokens=2))
+    assert_equal_captures(store.save(IDS, found), found)
+    # What was mapped before stays readable.
+    assert mapped.log_probs.shape[0] == 2
+    assert bool(mapped.log_probs.isfinite().all())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_truncated_file_is_none_and_can_be_written_again(
+    tmp_path: Path, found: Capture, share: float
+) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    whole = store.path(IDS).read_bytes()
+    store.path(IDS).write_bytes(whole[: int(len(whole) * share)])
+    assert store.load(IDS) is None
+    assert_equal_captures(store.save(IDS, found), found)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage", b"\xff" * 4096, b"{}", (2**60).to_bytes(8, "little") + b"{}", b"\x02" + b"\0" * 7 + b"{}"],
+    ids=["text", "ones", "json", "header of an exabyte", "no tensors"],
+)
+def test_garbage_is_none(tmp_path: Path, content: bytes) -> None:
+    store = store_in(tmp_path)
+    store.folder.mkdir()
+    store.path(IDS).write_bytes(content)
+    assert store.load(IDS) is None
+
+
+HEADER = {"prompt_length": 60, "window": 8, "scaling": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        (["weight"], None),
+        (["weight"], {"format": "pt"}),
+        (["tokens", "log_probs"], {"capture": "not json"}),
+        (["tokens", "log_probs"], {"capture": "[]"}),
+        (["tokens", "log_probs"], {"capture": json.dumps({**HEADER, "window": None})}),
+        (["tokens"], {"capture": json.dumps(HEADER)}),
+        (["tokens", "log_probs", "layer.0.keys"], {"capture": json.dumps(HEADER)}),
+        (["tokens", "log_probs", "layer.x.keys"], {"capture": json.dumps(HEADER)}),
+        (["tokens", "log_probs", "layer."], {"capture": json.dumps(HEADER)}),
+        (["tokens", "log_probs", "sliding.0.keys"], {"capture": json.dumps(HEADER)}),
+        (["tokens", "log_probs"], {"capture": json.dumps(HEADER)}),
+    ],
+    ids=str,
+)
+def test_a_foreign_file_is_none(tmp_path: Path, tensors: list[str], metadata: dict[str, str] | None) -> None:
+    store = store_in(tmp_path)
+    store.folder.mkdir()
+    save_file({name: torch.zeros(2) for name in tensors}, store.path(IDS), metadata=metadata)
+    assert store.load(IDS) is None
+
+
+def test_a_folder_in_the_files_place_is_none(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.path(IDS).mkdir(parents=True)
+    assert store.load(IDS) is None
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("IoError 28")])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store = store_in(tmp_path)
+    store.save((1,), found)
+
+    def half_written(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(store_module, "save_file", half_written)
+    with pytest.raises(ClusterprofError, match="capture of a prompt cannot be written") as caught:
+        store.save(IDS, found)
+    assert "CLUSTERPROF_CACHE" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert names(tmp_path) == [store.path((1,)).name]
+    assert store.load((1,)) is not None
+
+
+def test_ctrl_c_while_writing_leaves_nothing(
+    tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store_in(tmp_path).save(IDS, found)
+    assert names(tmp_path) == []
+
+
+def test_a_file_in_the_folders_place_is_one_sentence(tmp_path: Path, found: Capture) -> None:
+    (tmp_path / "captures").write_text("in the way")
+    with pytest.raises(ClusterprofError, match="cannot be written"):
+        store_in(tmp_path).save(IDS, found)
+
+
+def age(store: CaptureStore, ids: tuple[int, ...], seconds: int) -> None:
+    moment = store.path(ids).stat().st_mtime - seconds
+    os.utime(store.path(ids), (moment, moment))
+
+
+def test_the_least_recently_used_go_when_there_are_too_many(tmp_path: Path, found: Capture) -> None:
+    store_in(tmp_path).save((0,), found)
+    size = store_in(tmp_path).path((0,)).stat().st_size
+    store = store_in(tmp_path, limit_bytes=3 * size + 100)
+    for i in (1, 2):
+        store.save((i,), found)
+    for i, seconds in ((0, 30), (1, 20), (2, 10)):
+        age(store, (i,), seconds)
+    # Used again, so 1 is the oldest now.
+    assert store.load((0,)) is not None
+    store.save((3,), found)
+    assert [i for i in range(4) if store.path((i,)).exists()] == [0, 2, 3]
+
+
+def test_one_that_is_larger_than_the_limit_is_kept_alone(tmp_path: Path, found: Capture) -> None:
+    store_in(tmp_path).save((0,), found)
+    store = store_in(tmp_path, limit_bytes=1)
+    assert_equal_captures(store.save((1,), found), found)
+    assert names(tmp_path) == [store.path((1,)).name]
+
+
+def test_a_file_that_another_process_deletes_meanwhile_does_no_harm(tmp_path: Path, found: Capture) -> None:
+    store = store_in(tmp_path, limit_bytes=1)
+    store.folder.mkdir()
+    # Listed, and gone when it is looked at.
+    (store.folder / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    assert_equal_captures(store.save(IDS, found), found)
+
+
+def test_what_a_killed_process_left_half_written_counts_and_goes_first(
+    tmp_path: Path, found: Capture
+) -> None:
+    store = store_in(tmp_path)
+    store.save((0,), found)
+    size = store.path((0,)).stat().st_size
+    leftover = store.folder / "0123.99999.tmp"
+    leftover.write_bytes(bytes(size))
+    os.utime(leftover, (1, 1))
+    store_in(tmp_path, limit_bytes=2 * size + 100).save(IDS, found)
+    assert sorted(names(tmp_path)) == sorted([store.path((0,)).name, store.path(IDS).name])
+
+
+def test_a_capture_that_is_gone_at_once_is_used_from_memory(
+    tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CaptureStore, "load", lambda self, ids: None)
+    assert store_in(tmp_path).save(IDS, found) is found
+
+
+def model_fingerprint(model: PreTrainedModel, window: int = 8, decode_tokens: int = 4) -> str:
+    return fingerprint(model, window=window, decode_tokens=decode_tokens)
+
+
+def test_equal_models_have_one_fingerprint_under_any_name() -> None:
+    first, second = tiny_llama(), tiny_llama()
+    second.config.name_or_path = second.name_or_path = "/somewhere/else"
+    assert model_fingerprint(first) == model_fingerprint(second)
+    assert len(model_fingerprint(first)) == 64
+
+
+def test_the_fingerprint_tells_apart_all_that_a_capture_depends_on() -> None:
+    retrained = tiny_llama()
+    with torch.no_grad():
+        retrained.lm_head.weight += 1e-3
+    eager = tiny_llama()
+    eager.set_attn_implementation("eager")
+    others = {
+        "weights": model_fingerprint(retrained),
+        "window": model_fingerprint(tiny_llama(), window=9),
+        "decode length": model_fingerprint(tiny_llama(), decode_tokens=5),
+        "not the same digits": model_fingerprint(tiny_llama(), window=84, decode_tokens=4),
+        "dtype": model_fingerprint(tiny_llama().bfloat16()),
+        "backend": model_fingerprint(eager),
+        "layers": model_fingerprint(tiny_llama(num_hidden_layers=1)),
+        # The weights are the same in these.
+        "rope": model_fingerprint(tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 5e5})),
+        "end token": model_fingerprint(tiny_llama(eos_token_id=5)),
+        "epsilon": model_fingerprint(tiny_llama(rms_norm_eps=1e-3)),
+    }
+    assert len({model_fingerprint(tiny_llama()), *others.values()}) == 1 + len(others)
+
+
+def test_the_sliding_window_is_part_of_the_fingerprint() -> None:
+    assert model_fingerprint(tiny_gemma3()) != model_fingerprint(tiny_gemma3(sliding_window=16))

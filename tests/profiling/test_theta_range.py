@@ -1,0 +1,92 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clusterprof.methods import ClusterAttn
+from clusterprof.profiling.capture import Capture, LayerCapture
+from clusterprof.profiling.search import SearchSpace, theta_range
+
+LENGTH = 600
+
+
+def with_importance(importance: Tensor, window: int = 32) -> Capture:
+    """A capture of which nothing but the importance ``(layers, kv_heads, length)`` is looked at."""
+    none = torch.zeros(0)
+    layers = {i: LayerCapture(none, none, each, none, none, none, none) for i, each in enumerate(importance)}
+    length = importance.shape[-1] + window
+    return Capture(layers, {}, length, window, tokens=none, log_probs=none, scaling=1.0)
+
+
+def one_hot() -> Tensor:
+    importance = torch.zeros(2, 2, LENGTH)
+    importance[..., 17] = 1
+    return importance
+
+
+def attention_like(seed: int = 0) -> Tensor:
+    scores = torch.randn(2, 2, LENGTH, generator=torch.Generator().manual_seed(seed)) * 2
+    return scores.softmax(-1)
+
+
+EXTREMES = {
+    "zeros": torch.zeros(2, 2, LENGTH),
+    "denormal": torch.full((2, 2, LENGTH), 1e-45),
+    "uniform": torch.full((2, 2, LENGTH), 1 / LENGTH),
+    "one-hot": one_hot(),
+    "ones": torch.ones(2, 2, LENGTH),
+    "a rounding error above one": torch.full((2, 2, LENGTH), 1 + 2**-23),
+    "attention": attention_like(),
+}
+
+
+@pytest.mark.parametrize("size", [33, 64, 256, 500, 1024, 1500, 2048, 3000, 4096, 100_000])
+@pytest.mark.parametrize("importance", EXTREMES.values(), ids=EXTREMES)
+def test_is_ordered_valid_and_holds_the_default(importance: Tensor, size: int) -> None:
+    low, high = theta_range([with_importance(importance)], size)
+    assert 0 < low <= ClusterAttn.paper_default(size).theta <= high <= 1
+    for theta in (low, high):
+        # One digit.
+        assert float(f"{theta:.0e}") == theta
+        assert SearchSpace(max(size, 34), 32, (low, high)).compression(1, theta).method == ClusterAttn(
+            num_block=1, theta=theta
+        )
+
+
+def test_ends_are_where_theta_stops_to_matter() -> None:
+    importance = attention_like() / 50
+    low, high = theta_range([with_importance(importance)], size=256)
+    # 28 tokens per block: the peaks of the blocks, by hand.
+    blocks = [importance[..., start : start + 28].amax(-1) for start in range(0, LENGTH, 28)]
+    peaks = torch.stack(blocks).flatten().double().numpy()
+    assert low <= np.quantile(peaks, 0.05) < low + 10 ** math.floor(math.log10(low))
+    # Here the default lies above nearly all peaks.
+    assert high >= max(float(np.quantile(peaks, 0.995)), 2e-3)
+
+
+def test_peaks_above_the_default_widen_the_range() -> None:
+    low, high = theta_range([with_importance(attention_like())], size=256)
+    assert high > 5e-3
+    assert low < 2e-3
+
+
+def test_all_captures_count_and_their_order_does_not() -> None:
+    captures = [with_importance(attention_like(seed)) for seed in range(3)]
+    captures.append(with_importance(one_hot()[..., :400]))
+    assert theta_range(captures, 256) == theta_range(captures[::-1], 256)
+    assert theta_range(captures, 256) != theta_range(captures[:3], 256)
+
+
+def test_the_last_bits_of_a_capture_do_not_matter() -> None:
+    importance = attention_like()
+    captures = [with_importance(importance * (1 + error)) for error in (0, 1e-6, -1e-6)]
+    assert len({theta_range([capture], 256) for capture in captures}) == 1
+
+
+def test_more_numbers_than_torch_takes_quantiles_of() -> None:
+    # 17 million blocks of one token, as from a few hundred long prompts.
+    importance = torch.full((1, 1, 2**24 + 2**20), 0.25)
+    low, high = theta_range([with_importance(importance)], size=33)
+    assert (low, high) == (2e-3, 0.3)

@@ -1,0 +1,84 @@
+import io
+
+from rich.console import Console
+
+from clusterprof.methods import ClusterAttn, Method, SnapKV, TopK
+from clusterprof.profiling.objective import Scores
+from clusterprof.profiling.record import MethodResult
+from clusterprof.report.methods import methods_table, verdict
+
+BOLD = "\x1b[1;32m"
+
+
+def result(
+    label: str, method: Method | None, cosine: float = 0.9, kl: float = 0.1, agreement: float = 0.8
+) -> MethodResult:
+    return MethodResult(label, method, Scores(cosine, 0.7, kl, agreement, 1.5))
+
+
+TUNED = ClusterAttn(num_block=4, theta=0.003)
+DEFAULT = ClusterAttn(num_block=8, theta=0.002)
+FULL = result("full", None, 1.0, 0.0, 1.0)
+
+
+def rendered(results: list[MethodResult]) -> dict[str, list[str]]:
+    """Cells of each row, with their colours."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    console.print(methods_table(results, size=256))
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.split("│")[1:-1] for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in rows}
+
+
+def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
+    rows = rendered(
+        [
+            result("tuned", TUNED, cosine=0.95),
+            result("paper default", DEFAULT),
+            result("StreamingLLM", TopK(), kl=0.05),
+            FULL,
+        ]
+    )
+    assert rows["tuned"][0] == f"{BOLD}0.9500\x1b[0m"
+    assert rows["paper default"][0] == "0.9000"
+    assert rows["StreamingLLM"][2] == f"{BOLD}0.0500\x1b[0m"
+    # A tie is shared.
+    assert all(rows[label][3].startswith(BOLD) for label in ("tuned", "paper default", "StreamingLLM"))
+    assert rows["full"] == ["1.0000", "0.7000", "0.0000", "1.0000", "1.5000"]
+
+
+def test_a_gain_is_told_with_both_points() -> None:
+    [sentence] = verdict(
+        [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL], objective="cosine"
+    )
+    assert sentence == (
+        "Tuned (num_block 4, theta 0.003) beats the paper's default (num_block 8, theta 0.002) "
+        "on cosine: 0.9500 against 0.9000."
+    )
+
+
+def test_no_gain_is_told_plainly() -> None:
+    default = result("paper default", DEFAULT)
+    assert "nothing better" in verdict([result("tuned", DEFAULT), default, FULL], objective="cosine")[0]
+    assert "equals" in verdict([result("tuned", TUNED), default, FULL], objective="cosine")[0]
+    worse = result("tuned", TUNED, cosine=0.85)
+    assert "does worse than" in verdict([worse, default, FULL], objective="cosine")[0]
+
+
+def test_less_is_better_for_kl() -> None:
+    better = [result("tuned", TUNED, kl=0.01), result("paper default", DEFAULT, kl=0.02), FULL]
+    assert "beats" in verdict(better, objective="kl")[0]
+
+
+def test_a_method_that_is_closer_by_kl_is_named() -> None:
+    results = [
+        result("tuned", TUNED, kl=0.2),
+        result("paper default", DEFAULT, kl=0.3),
+        result("SnapKV", SnapKV(), kl=0.1),
+        result("top-k", TopK(), kl=0.4),
+        FULL,
+    ]
+    [_, sentence] = verdict(results, objective="cosine")
+    assert "SnapKV keeps" in sentence
+    assert "top-k" not in sentence
+    assert "full's" not in sentence

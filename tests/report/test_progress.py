@@ -1,0 +1,138 @@
+import io
+import itertools
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+
+from clusterprof.data import Prompt
+from clusterprof.profiling.tune import TuneSettings
+from clusterprof.report.progress import TuneProgress, waiting
+
+STORAGE = "postgresql://me:secret@host/db"
+
+
+def prompt(name: str, tokens: int) -> Prompt:
+    return Prompt(id=name, input_ids=tuple(range(tokens)), query_length=None, tokens_cut=0)
+
+
+def trial(number: int, value: float | None) -> FrozenTrial:
+    made = optuna.trial.create_trial(
+        state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+        value=value,
+        params={"num_block": 4, "theta": 0.003},
+        distributions={
+            "num_block": optuna.distributions.IntDistribution(1, 32),
+            "theta": optuna.distributions.FloatDistribution(1e-4, 1.0),
+        },
+        user_attrs={"error": "not finite"} if value is None else {},
+    )
+    made.number = number
+    return made
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=140, force_terminal=terminal, markup=False, highlight=False), file
+
+
+def tune(progress: TuneProgress) -> None:
+    """A tune of three prompts, one of which fails, and three trials, one of which fails."""
+    prompts = [prompt("one", 100), prompt("two", 300), prompt("three\x1b[2J", 200)]
+    progress.prepared(prompts, 2)
+    progress.captured(prompts[0], 2.0, None)
+    progress.captured(prompts[1], 0.0, None)
+    progress.captured(prompts[2], 1.0, "out of memory")
+    progress.searching("places", STORAGE, 0)
+    progress.tried(trial(0, 0.5), trial(0, 0.5))
+    progress.tried(trial(1, None), trial(0, 0.5))
+    progress.tried(trial(2, 0.75), trial(2, 0.75))
+
+
+def test_a_log_has_plain_lines() -> None:
+    log, file = console(terminal=False)
+    with TuneProgress(log, TuneSettings(size=64, trials=2)) as progress:
+        tune(progress)
+    lines = file.getvalue().splitlines()
+    assert file.getvalue().replace("\n", "").isprintable()
+    assert lines[0] == (
+        "prompts  3 longer than size 64 (100 to 300 tokens), 2 set aside because they fit in it, "
+        "0 cut to the model's context"
+    )
+    # 500 tokens to go at 100 tokens in 2 s.
+    assert "Capturing 1/3  100 tokens in 2.0 s, about 10 s left" in lines
+    assert "three\\x1b[2J is left out: out of memory" in lines
+    assert any(line.startswith("Capturing 3/3") for line in lines)
+    assert "Trial 1 failed: not finite" in lines
+    assert "Searching 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
+
+
+def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.1)
+    monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(size=64, trials=1000))
+    progress.searching("places", STORAGE, 0)
+    for number in range(1000):
+        progress.tried(trial(number, 0.5), trial(0, 0.5))
+    lines = [line for line in file.getvalue().splitlines() if line.startswith("Searching")]
+    assert 30 < len(lines) < 120
+    assert lines[-1].startswith("Searching 1000/1000")
+
+
+def test_a_terminal_has_bars_that_end_with_the_context() -> None:
+    screen, file = console(terminal=True)
+    with TuneProgress(screen, TuneSettings(size=64, trials=2)) as progress:
+        tune(progress)
+        assert screen._live_stack
+    assert not screen._live_stack
+    assert "3/3" in file.getvalue()
+    assert "best cosine 0.7500" in file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_password_of_the_storage_is_not_shown(terminal: bool) -> None:
+    out, file = console(terminal=terminal)
+    with TuneProgress(out, TuneSettings(size=64)) as progress:
+        progress.searching("places", STORAGE, 7)
+    assert (
+        "study    places, 7 trials from before (watch it with `optuna-dashboard postgresql://host/db`)"
+        in (file.getvalue())
+    )
+    assert "secret" not in file.getvalue()
+
+
+def test_time_left_is_bounded_by_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 10.0])
+    monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(size=64, trials=50, timeout=30.0))
+    progress.searching("places", STORAGE, 0)
+    progress.tried(trial(0, 0.5), trial(0, 0.5))
+    assert "about 20 s left" in file.getvalue()
+
+
+def test_an_interruption_says_what_is_kept() -> None:
+    log, _ = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(size=64))
+    assert "before a prompt was captured" in progress.interruption()
+    prompts = [prompt("one", 100), prompt("two", 300)]
+    progress.prepared(prompts, 0)
+    progress.captured(prompts[0], 1.0, None)
+    assert "1 of 2 captures are finished and kept" in progress.interruption()
+    progress.searching("places", STORAGE, 3)
+    assert "the captures and 3 finished trials are kept" in progress.interruption()
+    assert "run the same command again" in progress.interruption()
+
+
+def test_waiting_is_a_line_in_a_log_and_a_spinner_on_a_terminal() -> None:
+    log, file = console(terminal=False)
+    with waiting(log, "Reading") as stop:
+        stop()
+    assert file.getvalue() == "Reading\n"
+    screen, _ = console(terminal=True)
+    with waiting(screen, "Reading") as stop:
+        assert screen._live_stack
+        stop()
+        assert not screen._live_stack

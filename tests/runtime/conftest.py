@@ -1,0 +1,46 @@
+import pydoc_data.topics
+
+import pytest
+import torch
+from torch import Tensor
+
+from clusterprof.methods import ClusterAttn
+from clusterprof.profile import Compression
+from clusterprof.runtime import CompressedLayer
+from tests.runtime.subjects import Subject, tiny_subject
+from tests.tiny import tiny_llama, tiny_mistral
+
+
+def tiny_subject_of(architecture: str) -> Subject:
+    # Without an end-of-sequence token, so that every run has the length it was asked for.
+    return tiny_subject({"llama": tiny_llama, "mistral": tiny_mistral}[architecture](eos_token_id=None))
+
+
+@pytest.fixture(params=["llama", "mistral"])
+def tiny(request: pytest.FixtureRequest) -> Subject:
+    return tiny_subject_of(request.param)
+
+
+@pytest.fixture(params=["llama", "mistral", pytest.param("real", marks=pytest.mark.real_model)])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    if request.param != "real":
+        return tiny_subject_of(request.param)
+    model, tokenizer = request.getfixturevalue("real_model")
+    text = pydoc_data.topics.topics["assert"] + pydoc_data.topics.topics["with"]
+    stream = torch.tensor(tokenizer(text)["input_ids"])
+    compression = Compression(size=64, window=16, method=ClusterAttn(num_block=4, theta=3e-3))
+    return Subject(model, stream, compression, new_tokens=6)
+
+
+@pytest.fixture
+def kept_sets(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Kept positions of every layer that is compressed during the test, in order."""
+    seen: list[Tensor] = []
+    keep = CompressedLayer.keep
+
+    def spy(layer: CompressedLayer, positions: Tensor) -> None:
+        seen.append(positions.clone())
+        keep(layer, positions)
+
+    monkeypatch.setattr(CompressedLayer, "keep", spy)
+    return seen

@@ -1,0 +1,243 @@
+"""The compressed cache in the user's hands: conversations, beams, samples, copies."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from clusterprof import Profile, compress
+from clusterprof.errors import CompressionError
+from clusterprof.runtime import CompressedCache
+from clusterprof.runtime.attention import decoder_of
+from tests.profile.examples import document
+from tests.runtime.subjects import (
+    TINY,
+    Subject,
+    compressed_layers,
+    generate,
+    pad_left,
+    random_stream,
+    stored_lengths,
+)
+from tests.tiny import tiny_gemma3, tiny_llama
+
+PROMPT = random_stream()[None, :60]
+
+
+@contextmanager
+def fed_lengths(model: PreTrainedModel) -> Iterator[list[int]]:
+    """How many tokens each forward of the decoder gets."""
+    lengths: list[int] = []
+
+    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        lengths.append(kwargs["input_ids"].shape[1])
+
+    handle = decoder_of(model).register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield lengths
+    finally:
+        handle.remove()
+
+
+def greedy_singly(model: PreTrainedModel, cache: CompressedCache, feed: Tensor, new_tokens: int) -> list[int]:
+    """Feed every token in a forward of its own, then go on greedily."""
+    for token in feed[0, :-1]:
+        model(token.view(1, 1), cache=cache)
+    tokens = [feed[:, -1:]]
+    for _ in range(new_tokens):
+        tokens.append(model(tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
+    return torch.cat(tokens[1:], dim=1)[0].tolist()
+
+
+@torch.no_grad()
+def test_second_turn_on_a_compressed_cache(subject: Subject) -> None:
+    model, new = subject.model, subject.new_tokens
+    prompt, question = subject.prompt(subject.long), subject.prompt(9, start=subject.long)
+    cache = CompressedCache(model.config, subject.compression)
+    with compress(model, subject.compression), fed_lengths(model) as fed:
+        first = generate(model, prompt, new, cache=cache)
+        assert first.cache is cache
+        second_prompt = torch.cat([first.sequences, question], dim=1)
+        fed.clear()
+        second = generate(model, second_prompt, new, cache=cache)
+    decoded = first.sequences.shape[1] - prompt.shape[1]
+    # The last answer token was not fed yet.
+    assert fed[0] == 1 + question.shape[1]
+    assert set(fed[1:]) <= {1}
+    assert cache.get_seq_length() == second.sequences.shape[1] - 1
+    assert {layer.evicted for layer in compressed_layers(cache)} == {subject.long - subject.compression.size}
+
+    # The same conversation with every token fed alone, as a run that never stopped would.
+    again = CompressedCache(model.config, subject.compression)
+    with compress(model, subject.compression):
+        model(prompt, cache=again)
+    answer = first.sequences[:, -decoded:]
+    singly = greedy_singly(model, again, torch.cat([answer, question], dim=1), new)
+    assert singly[: second.sequences.shape[1] - second_prompt.shape[1]] == (
+        second.sequences[0, second_prompt.shape[1] :].tolist()
+    )
+
+
+@torch.no_grad()
+def test_second_turn_of_a_batch_and_of_a_hybrid_model() -> None:
+    for model in (tiny_llama(eos_token_id=None), tiny_gemma3(eos_token_id=None)):
+        prompts = [PROMPT, PROMPT[:, 10:40], PROMPT[:, :6]]
+        batch, mask = pad_left(prompts)
+        question = random_stream(seed=2)[None, :7].repeat(3, 1)
+        texts = []
+        for ids, attention_mask in [(batch, mask), *((p, torch.ones_like(p)) for p in prompts)]:
+            cache = CompressedCache(model.config, TINY)
+            with compress(model, TINY):
+                first = generate(model, ids, 5, cache=cache, attention_mask=attention_mask).sequences
+                turn = torch.cat([first, question[: len(ids)]], dim=1)
+                turn_mask = torch.nn.functional.pad(attention_mask, (0, 12), value=1)
+                second = generate(model, turn, 10, cache=cache, attention_mask=turn_mask).sequences
+            texts.append(second[:, ids.shape[1] :])
+        assert torch.equal(texts[0], torch.cat(texts[1:]))
+
+
+@torch.no_grad()
+def test_second_turn_is_not_compressed_however_long() -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = CompressedCache(model.config, TINY)
+    with compress(model, TINY):
+        first = generate(model, PROMPT, 3, cache=cache).sequences
+        generate(model, torch.cat([first, PROMPT], dim=1), 1, cache=cache)
+    assert stored_lengths(cache) == [24 + 2 + 61] * 2
+
+
+@torch.no_grad()
+def test_decoding_goes_on_outside_the_context(tiny: Subject) -> None:
+    caches = [CompressedCache(tiny.model.config, TINY) for _ in range(2)]
+    with compress(tiny.model, TINY):
+        inside = generate(tiny.model, PROMPT, 12, cache=caches[0]).sequences
+        tiny.model(PROMPT, cache=caches[1])
+    outside = greedy_singly(tiny.model, caches[1], inside[:, 60:61], 11)
+    assert outside == inside[0, 61:].tolist()
+
+
+def test_the_caches_own_compression_counts() -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = CompressedCache(model.config, TINY.model_copy(update={"size": 16}))
+    with compress(model, TINY):
+        generate(model, PROMPT, 1, cache=cache)
+    assert stored_lengths(cache) == [16, 16]
+
+
+def test_a_profile_will_do_for_a_cache() -> None:
+    profile = Profile.model_validate(document(), strict=False)
+    cache = CompressedCache(tiny_llama().config, profile)
+    assert {layer.compression.size for layer in compressed_layers(cache)} == {256}
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
+def test_a_cache_that_was_reset_compresses_the_next_prompt(build: Any, kept_sets: list[Tensor]) -> None:
+    model = build(eos_token_id=None)
+    cache: Any = CompressedCache(model.config, TINY)
+    with compress(model, TINY):
+        expected = generate(model, PROMPT[:, :40], 5).sequences
+        generate(model, PROMPT, 5, cache=cache)
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        kept_sets.clear()
+        assert torch.equal(generate(model, PROMPT[:, :40], 5, cache=cache).sequences, expected)
+    assert kept_sets
+    assert {layer.evicted for layer in compressed_layers(cache)} == {16}
+
+
+@torch.no_grad()
+def test_a_copy_of_a_prefilled_cache_answers_as_the_original() -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = CompressedCache(model.config, TINY)
+    with compress(model, TINY):
+        model(PROMPT, cache=cache)
+    other = copy.deepcopy(cache)
+    feed = PROMPT[:, :4]
+    assert greedy_singly(model, other, feed, 8) == greedy_singly(model, cache, feed, 8)
+    assert stored_lengths(cache) == stored_lengths(other) == [24 + 4 + 7] * 2
+
+
+@torch.no_grad()
+def test_decoded_tokens_can_be_taken_back_and_prompt_tokens_cannot() -> None:
+    model = tiny_llama()
+    cache = CompressedCache(model.config, TINY)
+    with compress(model, TINY):
+        model(PROMPT, cache=cache)
+        cache.crop(0)
+        expected = model(PROMPT[:, 5:6], cache=cache).logits
+        model(PROMPT[:, :3], cache=cache)
+        cache.crop(-4)
+        assert cache.get_seq_length() == 60
+        torch.testing.assert_close(model(PROMPT[:, 5:6], cache=cache).logits, expected)
+    with pytest.raises(CompressionError, match="cannot be taken back"):
+        cache.crop(-2)
+
+
+def test_what_was_never_compressed_can_be_taken_back() -> None:
+    cache = CompressedCache(tiny_llama().config, TINY)
+    cache.crop(-1)
+    with compress(tiny_llama(), TINY):
+        tiny_llama()(PROMPT[:, :20], cache=cache)
+    cache.crop(-5)
+    assert cache.get_seq_length() == 15
+
+
+def log_probability(model: PreTrainedModel, prompt: Tensor, answer: Tensor) -> Tensor:
+    """Of each answer token ``(1, tokens)``, with the prompt compressed and the answer fed."""
+    with compress(model, TINY):
+        output = model(prompt)
+    log_probs = [output.logits[:, -1]]
+    log_probs += [model(token.view(1, 1), cache=output.cache).logits[:, -1] for token in answer[0, :-1]]
+    return torch.cat(log_probs).log_softmax(-1).gather(1, answer[0, :, None])[:, 0]
+
+
+@torch.no_grad()
+def test_beam_search_reorders_the_compressed_cache(tiny: Subject) -> None:
+    with compress(tiny.model, TINY):
+        result = generate(
+            tiny.model,
+            PROMPT,
+            10,
+            num_beams=4,
+            num_return_sequences=3,
+            output_scores=True,
+            length_penalty=0.0,
+        )
+    assert stored_lengths(result.cache) == [24 + 9] * 2
+    assert result.cache.layers[0].keys.shape[0] == 4
+    assert len({tuple(row) for row in result.sequences.tolist()}) == 3
+    for sequence, score in zip(result.sequences, result.sequences_scores, strict=True):
+        found = log_probability(tiny.model, PROMPT, sequence[None, 60:]).sum()
+        torch.testing.assert_close(found, score, atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_beams_of_a_padded_batch_are_those_of_single_runs() -> None:
+    model = tiny_llama(eos_token_id=None)
+    prompts = [PROMPT, PROMPT[:, 10:40], PROMPT[:, :6]]
+    batch, mask = pad_left(prompts)
+    with compress(model, TINY):
+        together = generate(model, batch, 8, num_beams=3, attention_mask=mask).sequences[:, 60:]
+        alone = [generate(model, p, 8, num_beams=3).sequences[:, p.shape[1] :] for p in prompts]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@torch.no_grad()
+def test_samples_share_one_compressed_prompt(tiny: Subject) -> None:
+    torch.manual_seed(0)
+    with compress(tiny.model, TINY):
+        result = generate(
+            tiny.model, PROMPT, 8, do_sample=True, top_k=0, num_return_sequences=3, output_logits=True
+        )
+    assert stored_lengths(result.cache) == [24 + 7] * 2
+    assert len({tuple(row) for row in result.sequences.tolist()}) == 3
+    for row, sequence in enumerate(result.sequences):
+        answer = sequence[None, 60:]
+        found = torch.stack([logits[row] for logits in result.logits]).log_softmax(-1)
+        found = found.gather(1, answer[0, :, None])[:, 0]
+        torch.testing.assert_close(found, log_probability(tiny.model, PROMPT, answer), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,49 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterprof.errors import CompressionError
+from clusterprof.runtime.padding import left_padding
+
+
+@given(
+    paddings=st.lists(st.integers(0, 8), min_size=1, max_size=4),
+    dtype=st.sampled_from(["bool", "int64", "float32"]),
+)
+def test_counts_the_zeros_at_the_start(paddings: list[int], dtype: str) -> None:
+    mask = torch.tensor(
+        [[0] * padded + [1] * (9 - padded) for padded in paddings], dtype=getattr(torch, dtype)
+    )
+    found = left_padding(mask, 9)
+    if any(paddings):
+        assert found is not None
+        assert found.tolist() == paddings
+        assert found.dtype == torch.int64
+    else:
+        assert found is None
+
+
+def test_no_mask_is_no_padding() -> None:
+    assert left_padding(None, 5) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]],
+    ids=["right", "both sides", "middle", "left and middle", "empty"],
+)
+def test_padding_elsewhere_is_refused(row: list[int]) -> None:
+    with pytest.raises(CompressionError, match="needs padding on the left"):
+        left_padding(torch.tensor([[1, 1, 1, 1], row]), 4)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (4,), (2, 1, 4, 4)], ids=str)
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CompressionError, match=r"shape \(batch, 4\)"):
+        left_padding(torch.ones(shape), 4)
+
+
+def test_a_dict_of_masks_is_refused() -> None:
+    with pytest.raises(CompressionError, match="not a dict"):
+        left_padding({"full_attention": torch.ones(1, 1, 4, 4)}, 4)
