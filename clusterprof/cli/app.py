@@ -1,6 +1,5 @@
 """The root of the command line: puts the commands together, and nothing else."""
 
-import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -60,6 +59,4 @@ def main(args: Sequence[str] | None = None) -> None:
     args : sequence of str, optional
         What the user typed after ``clusterprof``; by default that of this process.
     """
-    # The Rust tokenizers warn about it when something later forks, which is no concern of the user's.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     run(app, args)

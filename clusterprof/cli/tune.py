@@ -64,11 +64,9 @@ def tune(
     say(console, f"Loading {one_line(model or 'the default model')}")
 
     # From here on it takes seconds, for torch alone.
-    from clusterprof.cache import cache_dir
     from clusterprof.models import default_model
     from clusterprof.profile import profile_path
     from clusterprof.profiling.tune import TuneSettings
-    from clusterprof.report.progress import TuneProgress
 
     settings = TuneSettings(
         size=size,
@@ -89,19 +87,41 @@ def tune(
     check_writable(path)
     if storage is not None:
         check_storage(storage)
+    interrupted = _tune(choice, rows, load, settings, path, console, as_json=as_json)
+    if interrupted:
+        raise typer.Exit(FAILED)
+
+
+def _tune(
+    choice: ModelChoice,
+    rows: "Dataset | None",
+    load: "Callable[[PreTrainedTokenizerBase], Dataset | None]",
+    settings: "TuneSettings",
+    path: Path,
+    console: "Console",
+    *,
+    as_json: bool,
+) -> bool:
+    """Tune, show, write the profile; returns whether Ctrl-C cut the search short."""
+    from clusterprof.cache import cache_dir
+    from clusterprof.report.console import say
+    from clusterprof.report.progress import TuneProgress
+
     progress = TuneProgress(console, settings)
     try:
         result = _run(choice, rows, load, settings, cache_dir(), progress, console)
+        # Before the profile is written, so that a full disk does not take the numbers along.
+        _report(result, settings, console)
         result.profile.save(path)
     except KeyboardInterrupt:
         raise ClusterprofError(progress.interruption()) from None
-    _report(result, settings, path, console)
+    say(console, f"Profile written to {path}; try it with")
+    say(console, f"  clusterprof apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt --compare")
     if as_json:
         print_json(_document(result, path))
     else:
         typer.echo(path)
-    if result.interrupted:
-        raise typer.Exit(FAILED)
+    return result.interrupted
 
 
 def _load_data(
@@ -112,11 +132,11 @@ def _load_data(
     templates: Path | None,
     tokenizer: "PreTrainedTokenizerBase | None",
 ) -> "Dataset | None":
-    """The rows, or None for a generator as long as there is no tokenizer to measure its prompts with."""
+    """The rows, or None for a generator (asked for rightly) without a tokenizer to measure its prompts with."""
     from clusterprof.data import load_dataset
     from clusterprof.data.builtin import GENERATORS
 
-    if tokenizer is None and name in GENERATORS:
+    if tokenizer is None and name in GENERATORS and data_dir is None and templates is None:
         return None
     return load_dataset(
         name, tokenizer=tokenizer, tokens=tokens, seed=seed, data_dir=data_dir, templates=templates
@@ -157,7 +177,7 @@ def _run(
         return tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
 
 
-def _report(result: "TuneResult", settings: "TuneSettings", path: Path, console: "Console") -> None:
+def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") -> None:
     from clusterprof.report.console import say
     from clusterprof.report.methods import methods_table, verdict
 
@@ -172,8 +192,6 @@ def _report(result: "TuneResult", settings: "TuneSettings", path: Path, console:
             "run the same command again to go on from there.",
             style="yellow",
         )
-    say(console, f"Profile written to {path}; try it with")
-    say(console, f"  clusterprof apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt --compare")
 
 
 def _document(result: "TuneResult", path: Path) -> dict[str, Any]:

@@ -149,8 +149,10 @@ def _fill(template: str, context: str, asked: str) -> tuple[str, str, int | None
 def _read_template(path: Path, task_name: str) -> str:
     with open_file(path) as stream:
         content = stream.read(MAX_TEMPLATES_BYTES + 1)
+    if len(content) > MAX_TEMPLATES_BYTES:
+        raise DataError(f"{path} is larger than {MAX_TEMPLATES_BYTES >> 20} MiB, and no file of templates.")
     try:
-        templates = json.loads(content[: MAX_TEMPLATES_BYTES + 1].decode("utf-8-sig"))
+        templates = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON file of templates ({error}).") from error
     if not isinstance(templates, dict) or task_name not in templates:

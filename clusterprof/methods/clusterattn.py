@@ -79,8 +79,6 @@ class ClusterAttn(Method):
         edges.scatter_add_(-1, start.clamp(0, length), survives)
         edges.scatter_add_(-1, end.clamp(0, length), -survives)
         covered = edges.cumsum(dim=-1)[..., :length] > 0
-        if valid is not None:
-            covered &= valid
         return covered, survivors > 0
 
 

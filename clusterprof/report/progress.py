@@ -39,11 +39,11 @@ class _Bars:
 
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             Elapsed(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
         self._task: TaskID | None = None
@@ -110,13 +110,15 @@ class TuneProgress:
     def prepared(self, prompts: Sequence["Prompt"], fitting: int) -> None:
         """Say which prompts will be run, and which not."""
         cut = sum(prompt.tokens_cut > 0 for prompt in prompts)
-        facts = [f"{len(prompts)} longer than size {self._settings.size}"]
+        lengths = sorted({len(prompt.input_ids) for prompt in prompts})
+        ends = " to ".join(f"{length:,}" for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]))
+        longer = f"{len(prompts)} longer than size {self._settings.size}"
         if prompts:
-            lengths = [len(prompt.input_ids) for prompt in prompts]
-            facts[0] += f" ({min(lengths):,} to {max(lengths):,} tokens)"
-        facts.append(f"{fitting} set aside because they fit in it")
-        facts.append(f"{cut} cut to the model's context")
-        say(self._console, f"prompts  {', '.join(facts)}")
+            longer += f" ({ends} tokens)"
+        say(
+            self._console,
+            f"prompts  {longer}, {fitting} set aside because they fit in it, {cut} cut to the model's context",
+        )
         self._prompts = list(prompts)
         if prompts:
             self._display.begin("Capturing", len(prompts))

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -66,7 +67,9 @@ def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, mo
 
 
 def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Path) -> None:
-    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--trials", 1)
+    finished = run(
+        "tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--trials", 1, "--seed", 2**32 - 1
+    )
     assert finished.code == 0
     path = Path(finished.out.removesuffix("\n"))
     assert path.parts[0] == "profiles"
@@ -116,6 +119,12 @@ def test_bad_rows_are_found_before_the_model_is_loaded(run: Run, tmp_path: Path)
     assert finished.code == 1
     assert f"{path}, line 2" in finished.err
     assert "no/such/model" not in finished.err
+
+
+def test_options_of_another_kind_of_data_are_found_before_the_model_is_loaded(run: Run) -> None:
+    finished = run("tune", "--dataset", "needle", "--data-dir", ".", "--size", 64, "--model", "no/such/model")
+    assert finished.code == 1
+    assert "--data-dir is for LongBench" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -227,3 +236,18 @@ def test_a_timeout_ends_the_search(run: Run, model_folder: Path, dataset_file: P
     )  # fmt: skip
     assert finished.code == 0
     assert math.isclose(finished.json()["timings"]["search_s"], 0.5, abs_tol=5)
+
+
+def test_a_profile_that_cannot_be_written_in_the_end_does_not_take_the_table_along(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model_folder: Path, dataset_file: Path
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json")
+    assert finished.code == 1
+    assert finished.out == ""
+    assert "paper default" in finished.err
+    assert "No space left on device" in finished.err.splitlines()[-1]
+    assert not list(Path().rglob("*.json"))

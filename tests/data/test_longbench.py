@@ -207,6 +207,7 @@ def test_own_templates(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "is not a JSON file of templates"),
+        (" " * ((1 << 20) + 1), "is larger than 1 MiB"),
         ("[]", "has no template for qasper"),
         ('{"trec": "{context}"}', "has no template for qasper"),
         ('{"qasper": 3}', "the template of qasper is the number 3"),

@@ -38,7 +38,7 @@ def clusterattns() -> st.SearchStrategy[ClusterAttn]:
     return st.builds(
         ClusterAttn,
         num_block=st.integers(1, 40) | st.just(1_000_000),
-        theta=st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
+        theta=st.just(0.0) | st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
         gap_pool=odd(63),
     )
 

@@ -31,7 +31,8 @@ def draw(rng: Random, index: int) -> Callable[[int], Row]:
     rest = [i for i in range(len(topics)) if i != first]
     rng.shuffle(rest)
     text = list(lines[start:])
-    for other in rest:
+    # Twice: the whole reference falls a little short of the longest prompts.
+    for other in rest * 2:
         text += ["", "", *topics[other]]
     question = rng.choice(QUESTIONS)
 

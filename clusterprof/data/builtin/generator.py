@@ -84,9 +84,7 @@ def generate_dataset(name: str, tokenizer: PreTrainedTokenizerBase, tokens: int,
         row = _generate_row(generator, index, tokenizer, tokens, seed, prompts)
         prompts.add(row.messages)
         rows.append(row)
-    source = (
-        f"built-in generator, from {generator.text} of CPython {platform.python_version()}, {tokens} tokens"
-    )
+    source = f"built-in generator ({tokens} tokens, from {generator.text})"
     return make_dataset(name, source, "", rows)
 
 

@@ -1,0 +1,202 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optuna.trial import FrozenTrial
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from clusterprof import Profile
+from clusterprof.data import Dataset, Message, Prompt, Row, build_prompt
+from clusterprof.data.rows import make_dataset
+from clusterprof.errors import ClusterprofError, CompressionError, DataError
+from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
+from clusterprof.profile import Compression
+from clusterprof.profiling import tune as tune_module
+from clusterprof.profiling.capture import capture_prompt
+from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, mean_scores
+from clusterprof.profiling.tune import TuneResult, TuneSettings, tune
+from tests.tiny import tiny_llama, tiny_mistral, tiny_tokenizer
+
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+LENGTHS = (90, 70, 80, 20)
+SETTINGS: dict[str, Any] = {"size": 40, "window": 8, "decode_tokens": 5, "trials": 4, "fraction": 1.0}
+SETTINGS |= {"storage": "sqlite:///:memory:"}
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def prepared(self, prompts: Sequence[Prompt], fitting: int) -> None:
+        self.events.append(("prepared", len(prompts), fitting))
+
+    def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
+        self.events.append(("captured", prompt.id, seconds > 0, error))
+
+    def searching(self, study: str, storage: str, done: int) -> None:
+        self.events.append(("searching", done))
+
+    def tried(self, trial: FrozenTrial, best: FrozenTrial | None) -> None:
+        assert best is not None
+        self.events.append(("tried", trial.number))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return tiny_llama(eos_token_id=None), tiny_tokenizer()
+
+
+def text(length: int) -> str:
+    """As many tokens as characters."""
+    letters = torch.randint(97, 123, (length,), generator=torch.Generator().manual_seed(length))
+    return "".join(map(chr, letters.tolist()))
+
+
+def dataset(lengths: Sequence[int] = LENGTHS) -> Dataset:
+    rows = [Row(f"row-{length}", (Message("user", text(length)),)) for length in lengths]
+    return make_dataset("texts", "written here", "", rows)
+
+
+def run(
+    loaded: Loaded,
+    folder: Path,
+    data: Dataset | None = None,
+    listener: Listener | None = None,
+    **options: Any,
+) -> TuneResult:
+    settings = TuneSettings(**{**SETTINGS, **options})
+    return tune(*loaded, data or dataset(), settings, cache_dir=folder, listener=listener or Listener())
+
+
+@pytest.mark.parametrize("objective", ["cosine", "kl"])
+def test_the_result_is_no_worse_than_the_paper_default(
+    loaded: Loaded, tmp_path: Path, objective: ObjectiveName
+) -> None:
+    result = run(loaded, tmp_path, objective=objective)
+    tuned, default = (result.methods[i].scores[objective] for i in range(2))
+    assert tuned >= default if DIRECTIONS[objective] == "maximize" else tuned <= default
+    assert result.profile.results.tuning.value == pytest.approx(tuned)
+    assert result.profile.results.tuning.objective == objective
+    assert result.profile.compression.method == result.methods[0].method
+
+
+def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Path) -> None:
+    listener = Listener()
+    result = run(loaded, tmp_path, listener=listener)
+    model, tokenizer = loaded
+    prompts = [build_prompt(row, tokenizer, max_tokens=500) for row in dataset().rows[:3]]
+    captures = [
+        capture_prompt(model, torch.tensor([p.input_ids]), window=8, decode_tokens=5, end_tokens={2})
+        for p in prompts
+    ]
+    evaluator = Evaluator(model, captures)
+    methods = [ClusterAttn.paper_default(40), SnapKV(), TopK(), StreamingLLM()]
+    for found, method in zip(result.methods[1:-1], methods, strict=True):
+        assert found.method == method
+        expected = mean_scores(evaluator.scores(Compression(size=40, window=8, method=method)))
+        for name in DIRECTIONS:
+            assert found.scores[name] == pytest.approx(expected[name], abs=1e-6)
+    assert (result.methods[-1].label, result.methods[-1].method) == ("full", None)
+
+    assert result.samples == {"dataset": 4, "sampled": 4, "fitting": 1, "cut": 0, "dropped": 0, "used": 3}
+    assert listener.events == [
+        ("prepared", 3, 1),
+        *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
+        ("searching", 0),
+        *(("tried", number) for number in range(4)),
+    ]
+    result.profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == result.profile
+    result.profile.check(*loaded)
+
+
+def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(loaded, tmp_path, trials=3, storage=None)
+    monkeypatch.setattr(tune_module, "capture_prompt", lambda *arguments, **options: pytest.fail("captured"))
+    listener = Listener()
+    second = run(loaded, tmp_path, trials=6, storage=None, listener=listener)
+    assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
+    assert listener.events[4:] == [("searching", 3), *(("tried", number) for number in (3, 4, 5))]
+    assert second.profile.search.trials == 6
+    assert second.profile.search.study == first.profile.search.study
+    assert second.profile.results.tuning.value >= first.profile.results.tuning.value
+
+
+def test_other_settings_are_another_study(loaded: Loaded, tmp_path: Path) -> None:
+    one = dataset((90,))
+    options: list[dict[str, Any]] = [
+        {},
+        {"size": 41},
+        {"seed": 1},
+        {"objective": "kl"},
+        {"data": dataset((91,))},
+    ]
+    names = [
+        run(loaded, tmp_path, trials=1, **{"data": one, **each}).profile.search.study for each in options
+    ]
+    assert len(set(names)) == len(names)
+
+
+def fail_on(row: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = int(row.removeprefix("row-"))
+
+    def capture(model: PreTrainedModel, input_ids: torch.Tensor, **options: Any) -> object:
+        if input_ids.shape[1] == length:
+            raise error
+        return capture_prompt(model, input_ids, **options)
+
+    monkeypatch.setattr(tune_module, "capture_prompt", capture)
+
+
+@pytest.mark.parametrize("error", [CompressionError("it is not finite"), torch.OutOfMemoryError("x" * 5000)])
+def test_a_sample_that_fails_is_dropped_and_named(
+    loaded: Loaded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    fail_on("row-70", error, monkeypatch)
+    result = run(loaded, tmp_path)
+    (dropped,) = result.profile.search.dropped_samples
+    assert dropped.id == "row-70"
+    assert str(error).startswith(dropped.reason)
+    assert (result.samples["dropped"], result.samples["used"]) == (1, 2)
+    result.profile.save(tmp_path / "profile.json")
+
+
+def test_when_every_sample_fails_the_reason_is_told(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_on("row-90", CompressionError("it is not finite."), monkeypatch)
+    with pytest.raises(ClusterprofError, match=r"No sample could be captured.*it is not finite"):
+        run(loaded, tmp_path, dataset((90,)))
+
+
+def test_a_model_of_sliding_windows_alone_is_told_as_such(tmp_path: Path) -> None:
+    loaded = tiny_mistral(sliding_window=16), tiny_tokenizer()
+    with pytest.raises(ClusterprofError, match="Every layer of this model has sliding-window"):
+        run(loaded, tmp_path)
+
+
+def test_prompts_that_all_fit_are_found_before_anything_is_captured(loaded: Loaded, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"All 4 sampled prompts of texts fit in --size 90 \(the longest has 90"
+    ):
+        run(loaded, tmp_path, size=90)
+    assert not (tmp_path / "captures").exists()
+
+
+def test_prompts_over_the_models_context_are_cut(tmp_path: Path) -> None:
+    loaded = tiny_llama(eos_token_id=None, max_position_embeddings=75), tiny_tokenizer()
+    result = run(loaded, tmp_path)
+    assert result.samples["cut"] == result.profile.dataset.prompts_cut == 2
+
+
+def test_a_time_limit_without_a_single_trial_is_an_error(loaded: Loaded, tmp_path: Path) -> None:
+    with pytest.raises(ClusterprofError, match="longer --timeout"):
+        run(loaded, tmp_path, timeout=0)
