@@ -161,6 +161,8 @@ def _run(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     model, tokenizer = choice.load(console)
+    if rows is None:
+        say(console, "Generating prompts")
     dataset = rows or load(tokenizer)
     assert dataset is not None
     repeated = f", {dataset.duplicates} repeated ones left out" if dataset.duplicates else ""

@@ -175,6 +175,7 @@ def _read_parquet(stream: IO[bytes], label: str) -> Records:
             for record in batch.to_pylist():
                 number += 1
                 yield f"{label}, row {number}", record
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        # The last two: text that is not UTF-8, and dates that Python has no year for.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{label} is not a Parquet file that can be read: {reason.rstrip('.')}.") from error

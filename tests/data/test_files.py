@@ -1,4 +1,5 @@
 import csv
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -215,6 +216,30 @@ def test_parquet_errors(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a long text to lose half of"] * 100}), path, compression=None)
     whole = path.read_bytes()
     assert str(path) in failure(path, whole[:40] + bytes(40) + whole[80:])
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    offsets = pa.array([0, 1], pa.int32()).buffers()[1]
+    pq.write_table(pa.table({"prompt": pa.StringArray.from_buffers(1, offsets, pa.py_buffer(b"\xff"))}), path)
+    assert "is not a Parquet file that can be read" in failure(path, path.read_bytes())
+
+
+@pytest.mark.parametrize("suffix", files_module.SUFFIXES)
+def test_a_disk_that_fails_while_reading(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    path = tmp_path / f"rows{suffix}"
+    monkeypatch.setattr(files_module, "open_file", lambda path: Failing(b"x" * 100))
+    with pytest.raises(DataError, match=f"{path} .*Input/output error"):
+        load_file(path, "d")
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:

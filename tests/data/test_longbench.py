@@ -130,6 +130,7 @@ def test_a_task_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     assert f"There is no {tmp_path / 'nowhere'}; --data-dir takes" in failure(tmp_path / "nowhere")
+    assert "cannot be read: File name too long" in failure(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize("damage", ["no zip", "cut off", "flipped", "encrypted", "strange method"])

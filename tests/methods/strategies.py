@@ -23,11 +23,18 @@ def exact_importances(*, rows: int = 1, heads: int = 1, longest: int = 70) -> st
 
 
 def importances(*, rows: int, heads: int, longest: int = 50) -> st.SearchStrategy[Tensor]:
-    """Float32 ``(rows, heads, length)``: any non-negative numbers, denormal and equal ones among them."""
+    """Float32 ``(rows, heads, length)``: any non-negative numbers, denormal and equal ones among them.
+
+    Half of them are skewed like attention, with hardly two equal numbers.
+    """
     elements = st.floats(0, 1, width=32) | st.sampled_from([0.0, 1e-45, 2**-126, 0.5, 1.0])
-    return st.integers(1, longest).flatmap(
-        lambda length: hnp.arrays(np.float32, (rows, heads, length), elements=elements).map(torch.from_numpy)
-    )
+    lengths = st.integers(1, longest)
+    arrays = lengths.flatmap(lambda length: hnp.arrays(np.float32, (rows, heads, length), elements=elements))
+
+    def skewed(length: int, seed: int) -> Tensor:
+        return torch.rand(rows, heads, length, generator=torch.Generator().manual_seed(seed)) ** 4
+
+    return arrays.map(torch.from_numpy) | st.builds(skewed, lengths, st.integers(0, 2**32))
 
 
 def odd(highest: int) -> st.SearchStrategy[int]:
