@@ -13,6 +13,8 @@ from clusterprof.errors import DataError
 # Rows live in memory; more text than this is a mistake or an attack, and fails before the machine does.
 MAX_TEXT_CHARACTERS = 1 << 30
 
+MAX_ID_CHARACTERS = 100
+
 
 @dataclass(frozen=True)
 class Message:
@@ -120,7 +122,9 @@ def _with_unique_ids(rows: Iterable[Row]) -> tuple[Row, ...]:
     named = []
     for row in rows:
         digest = _prompt_hash(row)
-        identifier = row.id or digest[:12]
+        # Ids go into profiles and onto terminals: an unprintable or endless one is replaced by the digest.
+        usable = row.id.isprintable() and 0 < len(row.id) <= MAX_ID_CHARACTERS
+        identifier = row.id if usable else digest[:12]
         # The digests of distinct prompts differ, so the last candidate is free unless a file forges it.
         for candidate in (identifier, f"{identifier}-{digest[:12]}", f"{identifier}-{digest}"):
             if candidate not in taken:

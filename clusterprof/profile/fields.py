@@ -46,7 +46,7 @@ def _utc(moment: datetime) -> datetime:
     return moment
 
 
-def _without_credentials(url: str) -> str:
+def without_credentials(url: str) -> str:
     """Cut user, password and query from a storage URL; a file path stays as it is."""
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -61,5 +61,5 @@ FiniteJson = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Interval = Annotated[tuple[float, float], AfterValidator(_ordered)]
 ThetaRange = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
 BlockRange = Annotated[tuple[PositiveCount, PositiveCount], AfterValidator(_ordered)]
-StorageUrl = Annotated[Label, AfterValidator(_without_credentials)]
+StorageUrl = Annotated[Label, AfterValidator(without_credentials)]
 UtcTime = Annotated[AwareDatetime, AfterValidator(_utc)]

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from clusterprof.errors import ClusterprofError, CompressionError
 from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
+from clusterprof.profile.fields import without_credentials
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
@@ -82,6 +83,8 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
     ClusterprofError
         If the storage cannot be opened, or the study of that name is about something else.
     """
+    # A password in the URL is for the database, not for messages.
+    shown = without_credentials(storage)
     try:
         connect_args = {"timeout": 60} if storage.startswith("sqlite") else {}
         backend = optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": connect_args})
@@ -95,13 +98,13 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
     except Exception as error:  # whatever the database driver raises
         reason = str(error).splitlines()[0]
         raise ClusterprofError(
-            f"The study storage {storage} cannot be opened ({reason}); name another one with --storage."
+            f"The study storage {shown} cannot be opened ({reason}); name another one with --storage."
         ) from error
     if known is None and is_new:
         study.set_user_attr("fingerprint", fingerprint)
     elif known != fingerprint:
         raise ClusterprofError(
-            f"The study {name!r} in {storage} was made with another model, data, window, size, decode length or "
+            f"The study {name!r} in {shown} was made with another model, data, window, size, decode length or "
             "objective, so its trials cannot be continued; choose another name with --study."
         )
     return study

@@ -82,6 +82,9 @@ class TuneListener(Protocol):
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """A trial ended."""
 
+    def comparing(self) -> None:
+        """The search is over; the other methods are scored."""
+
 
 @dataclass
 class TuneResult:
@@ -132,6 +135,15 @@ def tune(
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     sampled = _build_prompts(model, tokenizer, rows, settings)
     prompts = _longer_than_size(sampled, dataset, settings, listener)
+    # Built before the work, so that what a profile cannot hold is refused before it.
+    data = dataset_record(
+        dataset,
+        sampled,
+        size=settings.size,
+        fraction=settings.fraction if settings.samples is None else len(sampled) / len(dataset.rows),
+        seed=settings.seed,
+        tokens=settings.tokens,
+    )
 
     started = time.monotonic()
     model_fingerprint = fingerprint(model, window=settings.window, decode_tokens=settings.decode_tokens)
@@ -145,6 +157,7 @@ def tune(
     listener.searching(study.study_name, _storage(settings, cache_dir), len(finished(study)))
     interrupted = _search(study, evaluator, space, settings, listener)
     best = space.compression(study.best_params["num_block"], study.best_params["theta"])
+    listener.comparing()
     methods, tuned = _compare(evaluator, best)
     search_s = time.monotonic() - started - capture_s
 
@@ -153,14 +166,7 @@ def tune(
         profile=Profile(
             schema_version=1,
             model=ModelIdentity.of(model, tokenizer),
-            dataset=dataset_record(
-                dataset,
-                sampled,
-                size=settings.size,
-                fraction=settings.fraction if settings.samples is None else len(sampled) / len(dataset.rows),
-                seed=settings.seed,
-                tokens=settings.tokens,
-            ),
+            dataset=data,
             compression=best,
             results=results_record(methods[1:], tuned, settings.objective, settings.seed),
             search=Search(

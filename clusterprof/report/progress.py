@@ -1,6 +1,5 @@
 """What a tune is doing: live bars on a terminal, a plain line now and then in a log."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,18 +144,14 @@ class TuneProgress:
 
     def searching(self, study: str, storage: str, done: int) -> None:
         """Say where the trials are, and start counting them."""
-        from pydantic import TypeAdapter
-
-        from clusterprof.profile.fields import StorageUrl
+        from clusterprof.profile.fields import without_credentials
 
         # A password in it is for the database, not for the screen.
-        shown = TypeAdapter(StorageUrl).validate_python(storage)
+        shown = without_credentials(storage)
         before = f", {done} trials from before" if done else ""
         say(self._console, f"study    {study}{before} (watch it with `optuna-dashboard {shown}`)")
         self._done_before, self._search_started = done, time.monotonic()
         self._display.begin("Searching", max(self._settings.trials, done), done)
-        if done >= self._settings.trials:
-            self._compare()
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """Advance by one trial."""
@@ -177,10 +172,9 @@ class TuneProgress:
                 f"best {self._settings.objective} {best.value:.4f} at {parameters_text(best.params)}"
             )
         self._display.update(done, ", ".join(notes))
-        if done >= self._settings.trials or elapsed >= (self._settings.timeout or math.inf):
-            self._compare()
 
-    def _compare(self) -> None:
+    def comparing(self) -> None:
+        """Say what comes after the search."""
         say(self._console, "Comparing with the paper's default and the other methods")
 
     def interruption(self) -> str:

@@ -44,7 +44,7 @@ def odd(highest: int) -> st.SearchStrategy[int]:
 def clusterattns() -> st.SearchStrategy[ClusterAttn]:
     return st.builds(
         ClusterAttn,
-        num_block=st.integers(1, 40) | st.just(1_000_000),
+        num_block=st.integers(1, 4) | st.integers(1, 40) | st.just(1_000_000),
         theta=st.just(0.0) | st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
         gap_pool=odd(63),
     )
