@@ -15,7 +15,7 @@ from clusterprof.data import build_prompt, load_dataset, sample_rows
 from clusterprof.methods import ClusterAttn, MethodConfig, TopK
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
-from clusterprof.profiling.capture import capture_prompt
+from clusterprof.profiling.capture import capture_prompt, end_tokens
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import mean_scores
 from clusterprof.profiling.search import theta_range
@@ -69,7 +69,7 @@ def _evaluator(samples: int) -> Evaluator:
                 input_ids,
                 window=WINDOW,
                 decode_tokens=DECODE_TOKENS,
-                end_tokens={int(tokenizer.convert_tokens_to_ids("<|im_end|>"))},
+                end_tokens=end_tokens(model, tokenizer),
             )
             capture = store.save(prompt.input_ids, fresh)
         captures.append(capture)

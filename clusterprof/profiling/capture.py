@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
@@ -182,6 +182,13 @@ def capture_prompt(
         log_probs=torch.stack(log_probs).cpu(),
         scaling=recorder.scaling,
     )
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end an answer: those of the generation settings, with the tokenizer's own if that is one or none."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
+    return {int(i) for i in ids if i is not None}
 
 
 def _layer_capture(layer: DynamicLayer, recorder: _Recorder, index: int, prompt_length: int) -> LayerCapture:

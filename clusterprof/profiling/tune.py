@@ -14,7 +14,7 @@ from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
 from clusterprof.errors import ClusterprofError, CompressionError, DataError
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
-from clusterprof.profiling.capture import Capture, capture_prompt
+from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.record import MethodResult, dataset_record, environment_record, results_record
@@ -237,7 +237,7 @@ def _capture_all(
     listener: TuneListener,
 ) -> _Captured:
     result = _Captured()
-    end_tokens = _end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     for prompt in prompts:
         started, seconds, error = time.monotonic(), 0.0, None
         capture = store.load(prompt.input_ids)
@@ -248,7 +248,7 @@ def _capture_all(
                     torch.tensor([prompt.input_ids], device=model.device),
                     window=settings.window,
                     decode_tokens=settings.decode_tokens,
-                    end_tokens=end_tokens,
+                    end_tokens=ends,
                 )
             except (CompressionError, torch.OutOfMemoryError) as failure:
                 error = str(failure)
@@ -267,12 +267,6 @@ def _capture_all(
             f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
         )
     return result
-
-
-def _end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    return {int(i) for i in ids if i is not None}
 
 
 def _open_study(
