@@ -46,4 +46,4 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float, padding: Te
     real_query = ~padded[:, None, None, length - window :, None]
     total = attention.where(real_query, 0).sum(dim=(2, 3))
     count = real_query.sum(dim=3).squeeze(2) * (heads // kv_heads)
-    return (total / count).masked_fill(padded[:, None, : length - window], 0)
+    return total / count

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -8,7 +10,7 @@ from clusterprof.profile import Compression
 from clusterprof.profiling import evaluate
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
-from clusterprof.profiling.replay import replay
+from clusterprof.profiling.replay import replay as replay_capture
 from clusterprof.runtime.selection import kept_positions
 from tests.profiling.subjects import SMALL, capture, random_prompt
 from tests.tiny import tiny_llama
@@ -32,7 +34,7 @@ def test_scores_are_the_means_of_a_replay_per_sample(model: PreTrainedModel, cap
     found = Evaluator(model, captures).scores(SMALL)
     assert len(found) == 2
     for sample, scores in zip(captures, found, strict=True):
-        result = replay(model, sample, SMALL, kept_positions(SMALL, sample.importance))
+        result = replay_capture(model, sample, SMALL, kept_positions(SMALL, sample.importance))
         for name in ("cosine", "cosine_padded", "kl", "agreement", "loss"):
             assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-6)
 
@@ -49,6 +51,17 @@ def test_equal_kept_sets_are_looked_up(model: PreTrainedModel, captures: list[Ca
     assert evaluator.replays == 4
 
 
+def test_kept_sets_that_differ_in_one_layer_are_not_equal(
+    model: PreTrainedModel, captures: list[Capture]
+) -> None:
+    # Without importance in the first layer, every theta keeps the same there.
+    first = replace(captures[0].layers[0], importance=torch.zeros_like(captures[0].layers[0].importance))
+    doctored = replace(captures[0], layers={**captures[0].layers, 0: first})
+    evaluator = Evaluator(model, [doctored])
+    assert evaluator.scores(candidate(2, 1.0)) != evaluator.scores(candidate(2, 0.02))
+    assert evaluator.replays == 2
+
+
 def test_samples_are_not_mixed_up(model: PreTrainedModel, captures: list[Capture]) -> None:
     # StreamingLLM-like kept sets are equal for prompts of one length, their scores are not.
     twins = [captures[0], capture(model, random_prompt(60, seed=1), decode_tokens=5)]
@@ -61,7 +74,7 @@ def test_the_full_cache_is_perfect(model: PreTrainedModel, captures: list[Captur
     evaluator = Evaluator(model, captures)
     for sample, scores in zip(captures, evaluator.full_scores(), strict=True):
         everything = torch.arange(sample.prompt_length).expand(2, 2, -1)
-        result = replay(model, sample, SMALL, everything)
+        result = replay_capture(model, sample, SMALL, everything)
         for name in ("cosine", "cosine_padded", "kl", "agreement", "loss"):
             assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-5)
     assert evaluator.replays == 0

@@ -43,6 +43,9 @@ class Listener:
         assert best is not None
         self.events.append(("tried", trial.number))
 
+    def comparing(self) -> None:
+        self.events.append(("comparing",))
+
 
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
@@ -107,6 +110,7 @@ def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Pa
         *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
         ("searching", 0),
         *(("tried", number) for number in range(4)),
+        ("comparing",),
     ]
     result.profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == result.profile
@@ -121,7 +125,11 @@ def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
     listener = Listener()
     second = run(loaded, tmp_path, trials=6, storage=None, listener=listener)
     assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
-    assert listener.events[4:] == [("searching", 3), *(("tried", number) for number in (3, 4, 5))]
+    assert listener.events[4:] == [
+        ("searching", 3),
+        *(("tried", number) for number in (3, 4, 5)),
+        ("comparing",),
+    ]
     assert second.profile.search.trials == 6
     assert second.profile.search.study == first.profile.search.study
     assert second.profile.results.tuning.value >= first.profile.results.tuning.value

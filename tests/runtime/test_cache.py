@@ -150,6 +150,23 @@ def test_a_cache_that_was_reset_compresses_the_next_prompt(build: Any, kept_sets
     assert {layer.evicted for layer in compressed_layers(cache)} == {16}
 
 
+def test_a_cache_that_was_reset_refuses_what_a_new_one_does() -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache: Any = CompressedCache(model.config, TINY)
+    for refused in ("chunks", "outside"):
+        with compress(model, TINY):
+            generate(model, PROMPT, 5, cache=cache)
+        cache.reset()
+        if refused == "chunks":
+            with pytest.raises(CompressionError, match="came in pieces"), compress(model, TINY):
+                generate(model, PROMPT, 1, cache=cache, prefill_chunk_size=30)
+        else:
+            model(PROMPT, cache=cache)
+            with pytest.raises(CompressionError, match="prefilled outside"):
+                model(PROMPT[:, :1], cache=cache)
+        cache.reset()
+
+
 @torch.no_grad()
 def test_a_copy_of_a_prefilled_cache_answers_as_the_original() -> None:
     model = tiny_llama(eos_token_id=None)
