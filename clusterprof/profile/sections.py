@@ -207,7 +207,7 @@ class Search(Section):
     Attributes
     ----------
     storage : str, optional
-        URL or file of the study; user, password and query are cut off.
+        URL of the study, if it was not the default file; user, password and query are cut off.
     duration_s : float
         Seconds, capture included.
     theta_range, num_block_range : tuple, optional

@@ -174,7 +174,8 @@ def tune(
                 trials=trials,
                 seed=settings.seed,
                 study=study.study_name,
-                storage=_storage(settings, cache_dir),
+                # The default one is in the user's own cache folder, whose path is nobody else's concern.
+                storage=settings.storage,
                 duration_s=round(capture_s + search_s, 3),
                 objective=settings.objective,
                 theta_range=space.theta_range,
