@@ -82,8 +82,11 @@ class TuneListener(Protocol):
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """A trial ended."""
 
-    def comparing(self) -> None:
-        """The search is over; the other methods are scored."""
+    def comparing(self, methods: int) -> None:
+        """The search is over; so many methods are scored for the table."""
+
+    def compared(self, label: str) -> None:
+        """A method is scored."""
 
 
 @dataclass
@@ -157,8 +160,7 @@ def tune(
     listener.searching(study.study_name, _storage(settings, cache_dir), len(finished(study)))
     interrupted = _search(study, evaluator, space, settings, listener)
     best = space.compression(study.best_params["num_block"], study.best_params["theta"])
-    listener.comparing()
-    methods, tuned = _compare(evaluator, best)
+    methods, tuned = _compare(evaluator, best, listener)
     search_s = time.monotonic() - started - capture_s
 
     trials = len(finished(study))
@@ -327,18 +329,24 @@ def _search(
     return interrupted
 
 
-def _compare(evaluator: Evaluator, best: Compression) -> tuple[list[MethodResult], list[Scores]]:
+def _compare(
+    evaluator: Evaluator, best: Compression, listener: TuneListener
+) -> tuple[list[MethodResult], list[Scores]]:
     """Score the tuned method and its baselines at the same size and window; the tuned one per sample too."""
-    tuned = evaluator.scores(best)
-    results = [MethodResult("tuned", best.method, mean_scores(tuned))]
-    baselines: dict[str, MethodConfig] = {
+    methods: dict[str, MethodConfig] = {
+        "tuned": best.method,
         "paper default": ClusterAttn.paper_default(best.size),
         "SnapKV": SnapKV(),
         "top-k": TopK(),
         "StreamingLLM": StreamingLLM(),
     }
-    for label, method in baselines.items():
-        scores = evaluator.scores(best.model_copy(update={"method": method}))
-        results.append(MethodResult(label, method, mean_scores(scores)))
+    listener.comparing(len(methods))
+    per_sample = {}
+    for label, method in methods.items():
+        per_sample[label] = evaluator.scores(best.model_copy(update={"method": method}))
+        listener.compared(label)
+    results = [
+        MethodResult(label, method, mean_scores(per_sample[label])) for label, method in methods.items()
+    ]
     results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
-    return results, tuned
+    return results, per_sample["tuned"]

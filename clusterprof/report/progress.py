@@ -99,6 +99,7 @@ class TuneProgress:
         self._tokens_run, self._seconds_run = 0, 0.0
         self._done_before = self._tried = 0
         self._search_started: float | None = None
+        self._compared = 0
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +174,15 @@ class TuneProgress:
             )
         self._display.update(done, ", ".join(notes))
 
-    def comparing(self) -> None:
-        """Say what comes after the search."""
-        say(self._console, "Comparing with the paper's default and the other methods")
+    def comparing(self, methods: int) -> None:
+        """Start counting the methods of the table."""
+        self._compared = 0
+        self._display.begin("Comparing", methods)
+
+    def compared(self, label: str) -> None:
+        """Advance by one method."""
+        self._compared += 1
+        self._display.update(self._compared, label)
 
     def interruption(self) -> str:
         """Return what Ctrl-C left behind when no trial was finished, and how to go on."""

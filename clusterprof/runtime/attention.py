@@ -35,10 +35,7 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
         If the model is already inside such a context, or does not use transformers' attention interface.
     """
     if not model._supports_attention_backend:
-        raise CompressionError(
-            f"{type(model).__name__} does not use transformers' attention interface, which clusterprof needs "
-            "to see its queries and keys; use a model that does (Llama, Mistral, Qwen, Gemma 3, Phi-3, ...)."
-        )
+        raise _unsupported(model)
     decoder = decoder_of(model)
     config = decoder.config
     backend = config._attn_implementation
@@ -49,28 +46,44 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
             "run, perhaps in another thread; leave that context first, or load a second model."
         )
     config._attn_implementation = _register(backend)
-    handle = decoder.register_forward_pre_hook(_ForwardHook(begin), with_kwargs=True)
+    hook = _ForwardHook(begin)
+    handles = [
+        decoder.register_forward_pre_hook(hook.before, with_kwargs=True),
+        decoder.register_forward_hook(hook.after),
+    ]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         config._attn_implementation = backend
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The stack of layers inside a causal language model."""
     decoder = model.get_decoder()  # type: ignore[no-untyped-call]
-    assert isinstance(decoder, PreTrainedModel)
+    if not isinstance(decoder, PreTrainedModel):
+        raise _unsupported(model)
     return decoder
 
 
+def _unsupported(model: PreTrainedModel) -> CompressionError:
+    return CompressionError(
+        f"{type(model).__name__} does not run every layer's attention through transformers' attention interface, "
+        "which clusterprof needs to see its queries and keys; use a model that does (Llama, Mistral, Qwen, "
+        "Gemma 3, Phi-3, ...)."
+    )
+
+
 class _ForwardHook:
-    """Forward pre-hook of the decoder: makes sure of a cache and passes the observer down to the layers."""
+    """Hooks of the decoder: make sure of a cache, pass an observer down, and check that it saw every layer."""
 
     def __init__(self, begin: Begin) -> None:
         self.begin = begin
+        self.expected: list[int] = []
+        self.seen: list[int] = []
 
-    def __call__(
+    def before(
         self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
@@ -84,7 +97,21 @@ class _ForwardHook:
         if cache is None and kwargs.get("use_cache") is not False:
             cache = kwargs[name] = DynamicCache(config=decoder.config)
         observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[1])
-        return (), (kwargs if observer is None else kwargs | {_KWARG: observer})
+        self.expected, self.seen = [], []
+        if observer is None:
+            return (), kwargs
+        self.expected = list(range(decoder.config.num_hidden_layers))
+
+        def observe(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+            self.seen.append(layer_idx)
+            observer(layer_idx, query, key, scaling)
+
+        return (), kwargs | {_KWARG: observe}
+
+    def after(self, decoder: PreTrainedModel, args: tuple[Any, ...], output: object) -> None:
+        """Refuse models that claim the interface and drop the observer on its way, or attend twice a layer."""
+        if sorted(self.seen) != self.expected:
+            raise _unsupported(decoder)
 
 
 def _register(backend: str) -> str:

@@ -191,6 +191,19 @@ def test_ctrl_c_while_writing_leaves_nothing(
     assert names(tmp_path) == []
 
 
+def test_the_file_appears_by_a_rename_alone(
+    tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", killed)
+        store_in(tmp_path).save(IDS, found)
+    assert store_in(tmp_path).load(IDS) is None
+    assert names(tmp_path) == []
+
+
 def test_a_file_in_the_folders_place_is_one_sentence(tmp_path: Path, found: Capture) -> None:
     (tmp_path / "captures").write_text("in the way")
     with pytest.raises(ClusterprofError, match="cannot be written"):

@@ -43,8 +43,11 @@ class Listener:
         assert best is not None
         self.events.append(("tried", trial.number))
 
-    def comparing(self) -> None:
-        self.events.append(("comparing",))
+    def comparing(self, methods: int) -> None:
+        self.events.append(("comparing", methods))
+
+    def compared(self, label: str) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,7 @@ def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Pa
         *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
         ("searching", 0),
         *(("tried", number) for number in range(4)),
-        ("comparing",),
+        ("comparing", 5),
     ]
     result.profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == result.profile
@@ -128,7 +131,7 @@ def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
     assert listener.events[4:] == [
         ("searching", 3),
         *(("tried", number) for number in (3, 4, 5)),
-        ("comparing",),
+        ("comparing", 5),
     ]
     assert second.profile.search.trials == 6
     assert second.profile.search.study == first.profile.search.study

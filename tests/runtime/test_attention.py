@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     PreTrainedModel,
 )
 
@@ -238,6 +242,35 @@ def test_a_model_outside_the_attention_interface_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(LlamaForCausalLM, "_supports_attention_backend", False)
     with pytest.raises(CompressionError, match="attention interface"), compress(model, TINY):
         pytest.fail("entered")
+
+
+def test_a_model_whose_layers_drop_what_they_are_passed_is_refused() -> None:
+    # It claims the interface; compressing nothing without a word would be the worst answer.
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = NemotronForCausalLM(
+        NemotronConfig(vocab_size=128, num_attention_heads=2, num_key_value_heads=1, head_dim=16, **sizes)
+    )
+    model.train(False)
+    before = model_state(model)
+    with (
+        pytest.raises(CompressionError, match="NemotronModel does not run every layer"),
+        compress(model, TINY),
+    ):
+        generate(model, PROMPT, 1)
+    assert model_state(model) == before
+
+
+def test_a_model_that_attends_twice_in_a_layer_is_refused() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = DiffLlamaForCausalLM(
+        DiffLlamaConfig(vocab_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=8, **sizes)
+    )
+    model.train(False)
+    with (
+        pytest.raises(CompressionError, match="DiffLlamaModel does not run every layer"),
+        compress(model, TINY),
+    ):
+        generate(model, PROMPT, 1)
 
 
 def test_copies_of_a_model_are_independent() -> None:
