@@ -10,7 +10,7 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
-from clusterprof.errors import ClusterprofError, CompressionError
+from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
 from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profile.fields import without_credentials
@@ -146,7 +146,9 @@ def search(
         try:
             scores = mean_scores(evaluator.scores(space.compression(num_block, theta)))
             value = _checked(scores, objective)
-        except (CompressionError, torch.OutOfMemoryError) as error:
+        except Exception as error:
+            if not spares_the_run(error):
+                raise
             trial.set_user_attr("error", str(error))
             study.tell(trial, state=TrialState.FAIL)
             failures += 1

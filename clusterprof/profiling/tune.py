@@ -11,7 +11,7 @@ import optuna
 import torch
 
 from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
-from clusterprof.errors import ClusterprofError, CompressionError, DataError
+from clusterprof.errors import ClusterprofError, DataError, spares_the_run
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
 from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
@@ -253,8 +253,10 @@ def _capture_all(
                     decode_tokens=settings.decode_tokens,
                     end_tokens=ends,
                 )
-            except (CompressionError, torch.OutOfMemoryError) as failure:
-                error = str(failure)
+            except Exception as failure:
+                if not spares_the_run(failure):
+                    raise
+                error = str(failure) or type(failure).__name__
             else:
                 # From here on the file is the only copy, and the page cache the only memory it takes.
                 capture = store.save(prompt.input_ids, fresh)

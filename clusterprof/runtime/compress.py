@@ -63,7 +63,10 @@ def compress(
         def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
             layer = cache.layers[layer_idx]
             if isinstance(layer, CompressedLayer):
-                layer.compress(layer_idx, query, scaling, padding)
+                # A model may be spread over several devices.
+                layer.compress(
+                    layer_idx, query, scaling, None if padding is None else padding.to(query.device)
+                )
 
         return observer
 

@@ -197,8 +197,8 @@ def test_the_file_appears_by_a_rename_alone(
     def killed(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
         store_in(tmp_path).save(IDS, found)
     assert store_in(tmp_path).load(IDS) is None
     assert names(tmp_path) == []
