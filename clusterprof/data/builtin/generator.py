@@ -16,7 +16,7 @@ from clusterprof.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROWS = 60
+ROWS = 40
 MIN_TOKENS = 256
 MAX_TOKENS = 131_072
 SHORTEST = 0.97

