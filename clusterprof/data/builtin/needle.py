@@ -9,6 +9,7 @@ from clusterprof.data.builtin.prose import sentences
 from clusterprof.data.rows import Message, Row
 
 MAX_NEW_TOKENS = 32
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 # One per row, so that no two rows ask the same.
 CITIES = (  # noqa: SIM905
@@ -21,10 +22,11 @@ CITIES = (  # noqa: SIM905
 
 
 def draw(rng: Random, index: int) -> Callable[[int], Row]:
-    """Choose city, number, depth and where in the reference the haystack starts."""
+    """Choose city, number and where in the reference the haystack starts."""
     city = CITIES[index]
     number = str(rng.randrange(10**4, 10**7))
-    depth = rng.random()
+    # Steps of the golden ratio spread any number of rows evenly over the depths.
+    depth = (index + 0.5) * GOLDEN_RATIO % 1
     text = sentences()
     start = rng.randrange(len(text))
     question = f"What is the special magic number for {city} mentioned in the text above?"
