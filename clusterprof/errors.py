@@ -21,10 +21,16 @@ class CompressionError(ClusterprofError):
     """A cache cannot be compressed in the way it was asked to."""
 
 
+class UnsupportedModelError(CompressionError):
+    """A model's attention cannot be compressed at all, whatever the prompt."""
+
+
 def spares_the_run(error: Exception) -> bool:
     """Whether an error costs one sample or one trial, not the whole run: bad numbers, or too little memory."""
     # torch raises OutOfMemoryError, a RuntimeError, on an accelerator, and a plain RuntimeError on the CPU.
     out_of_memory = isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     )
+    if isinstance(error, UnsupportedModelError):
+        return False
     return isinstance(error, CompressionError | MemoryError) or out_of_memory

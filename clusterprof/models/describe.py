@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterprof.errors import ModelError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -44,7 +46,12 @@ def describe_model(model: "PreTrainedModel") -> ModelInfo:
     """Return what identifies `model`; for a multimodal one, its text decoder."""
     config = model.config
     text = config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    if heads is None:
+        raise ModelError(
+            f"{type(model).__name__} has no attention heads in its configuration, so it has no KV cache of the kind "
+            "that clusterprof compresses; use a transformer with attention layers."
+        )
     return ModelInfo(
         id=str(config.name_or_path),
         revision=getattr(config, "_commit_hash", None),

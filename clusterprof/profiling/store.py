@@ -57,8 +57,12 @@ class CaptureStore:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 header = json.loads(file.metadata()["capture"])
+            capture = _from_tensors(tensors, header)
+            numbers = [capture.importance, capture.log_probs]
+            if not all(bool(torch.isfinite(number).all()) for number in numbers):
+                return None
             os.utime(path)
-            return _from_tensors(tensors, header)
+            return capture
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
@@ -114,14 +118,16 @@ class CaptureStore:
 def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) -> str:
     """SHA-256 over what a capture depends on besides its prompt.
 
-    A model is recognised by its configuration and its parameters, some values of each, so a folder whose files
+    A model is recognised by its configuration and by sums over each of its tensors, so a folder whose files
     changed is another model, and a copy under another name is the same one.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().flatten()
-        some = flat[:: max(1, flat.numel() // 16)][:16].float().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{some.tolist()}".encode())
+    # Buffers too: quantized models keep their weights in them.
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        flat = tensor.detach().flatten()
+        sums = [flat.sum(dtype=torch.float64).item(), flat[::2].sum(dtype=torch.float64).item()]
+        some = flat[:: max(1, flat.numel() // 16)][:16].to(torch.float64).tolist()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{sums}{some}".encode())
     # RoPE settings, sliding windows and end tokens change a capture and are no parameters.
     digest.update(json.dumps(_unnamed(model.config.to_dict()), sort_keys=True, default=str).encode())
     end_tokens = model.generation_config.eos_token_id if model.generation_config else None

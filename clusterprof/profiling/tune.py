@@ -1,6 +1,7 @@
 """Tune: data in, profile out. Captures every sample once, searches on the captures, and compares methods."""
 
 import hashlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import optuna
 import torch
+from filelock import FileLock
 
 from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
 from clusterprof.errors import ClusterprofError, DataError, spares_the_run
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
+from clusterprof.models import describe_model
 from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
 from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
 from clusterprof.profiling.evaluate import Evaluator
@@ -27,6 +30,8 @@ from clusterprof.profiling.search import (
     theta_range,
 )
 from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.runtime.attention import decoder_of
+from clusterprof.runtime.cache import plain_layers
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -135,6 +140,8 @@ def tune(
     """
     # Refuses a bad size or window before any work is done.
     Compression(size=settings.size, window=settings.window, method=ClusterAttn.paper_default(settings.size))
+    # And a model that cannot be compressed.
+    plain_layers(decoder_of(model).config)
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     sampled = _build_prompts(model, tokenizer, rows, settings)
     prompts = _longer_than_size(sampled, dataset, settings, listener)
@@ -212,8 +219,13 @@ def _build_prompts(
     rows: Sequence[Row],
     settings: TuneSettings,
 ) -> list[Prompt]:
-    config = model.config.get_text_config(decoder=True)
-    longest = config.max_position_embeddings - settings.decode_tokens
+    context = describe_model(model).max_position_embeddings or sys.maxsize
+    longest = context - settings.decode_tokens
+    if longest <= settings.size:
+        raise DataError(
+            f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
+            f"{context} for a prompt, which must be longer than --size {settings.size}; lower one of the two."
+        )
     return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
 
 
@@ -256,7 +268,7 @@ def _capture_all(
             except Exception as failure:
                 if not spares_the_run(failure):
                     raise
-                error = str(failure) or type(failure).__name__
+                error = " ".join(str(failure).split()) or type(failure).__name__
             else:
                 # From here on the file is the only copy, and the page cache the only memory it takes.
                 capture = store.save(prompt.input_ids, fresh)
@@ -290,8 +302,9 @@ def _open_study(
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        storage = _storage(settings, cache_dir)
-        return open_study(name, storage, settings.objective, study_fingerprint)
+        # Two processes that create the tables of the same database at once get in each other's way.
+        with FileLock(cache_dir / "studies.lock"):
+            return open_study(name, _storage(settings, cache_dir), settings.objective, study_fingerprint)
     finally:
         optuna.logging.set_verbosity(verbosity)
 

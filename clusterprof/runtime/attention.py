@@ -1,6 +1,7 @@
 """The seam to transformers: sees the queries and keys of every attention call and changes nothing."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -11,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, Dyna
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from clusterprof.errors import CompressionError
+from clusterprof.errors import CompressionError, UnsupportedModelError
 
 # Called after a layer's attention: (layer index, query after RoPE, keys not repeated, scaling).
 Observer = Callable[[int, Tensor, Tensor, float], None]
@@ -67,16 +68,19 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     return decoder
 
 
-def _unsupported(model: PreTrainedModel) -> CompressionError:
-    return CompressionError(
+def _unsupported(model: PreTrainedModel) -> UnsupportedModelError:
+    return UnsupportedModelError(
         f"{type(model).__name__} does not run every layer's attention through transformers' attention interface, "
         "which clusterprof needs to see its queries and keys; use a model that does (Llama, Mistral, Qwen, "
         "Gemma 3, Phi-3, ...)."
     )
 
 
-class _ForwardHook:
-    """Hooks of the decoder: make sure of a cache, pass an observer down, and check that it saw every layer."""
+class _ForwardHook(threading.local):
+    """Hooks of the decoder: make sure of a cache, pass an observer down, and check that it saw every layer.
+
+    Each thread that runs the model has its own state.
+    """
 
     def __init__(self, begin: Begin) -> None:
         self.begin = begin
@@ -156,7 +160,7 @@ def _refuse_other_softmax(module: nn.Module, kwargs: dict[str, Any]) -> None:
     # Gemma 2 caps its scores, gpt-oss adds a sink to them, others a bias: importance would be of another model.
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise CompressionError(
+            raise UnsupportedModelError(
                 f"{type(module).__name__} changes its attention scores ({name}), which clusterprof does not "
                 "support; use a model with plain scaled dot-product attention."
             )

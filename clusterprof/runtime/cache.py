@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from clusterprof.errors import CompressionError
+from clusterprof.errors import CompressionError, UnsupportedModelError
 from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.importance import window_importance
 from clusterprof.runtime.selection import kept_positions
@@ -76,7 +76,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         layer_idx : int
             For messages.
         query : Tensor
-            The prompt's queries after RoPE, ``(batch, heads, length, head_dim)``.
+            The new tokens' queries after RoPE, ``(batch, heads, new_tokens, head_dim)``.
         scaling : float
             What the model multiplies its attention scores with.
         padding : Tensor, optional
@@ -84,13 +84,14 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """
         self.awaits_observation = False
         keys, _ = stored(self)
-        if keys.shape[-2] <= self.compression.size:
+        size, window = self.compression.size, self.compression.window
+        if keys.shape[-2] <= size:
             return
-        importance = window_importance(
-            query[:, :, -self.compression.window :], keys, scaling=scaling, padding=padding
-        )
+        importance = window_importance(query[:, :, -window:], keys, scaling=scaling, padding=padding)
         check_finite(importance, layer_idx)
-        self.keep(kept_positions(self.compression, importance, padding))
+        # A later turn may be shorter than the window; then it observes what lies before the window all the same.
+        prefix = importance[..., : keys.shape[-2] - window]
+        self.keep(kept_positions(self.compression, prefix, padding))
 
     def keep(self, positions: Tensor) -> None:
         """Store only these positions: int64 ``(batch, kv_heads, size)``, sorted."""
@@ -128,7 +129,10 @@ class CompressedCache(DynamicCache):
 
 def compression_of(profile: Profile | Compression) -> Compression:
     """What a profile compresses to."""
-    return profile.compression if isinstance(profile, Profile) else profile
+    compression = profile.compression if isinstance(profile, Profile) else profile
+    if not isinstance(compression, Compression):
+        raise TypeError(f"expected a Profile or a Compression, not {type(compression).__name__}")
+    return compression
 
 
 def plain_layers(config: PreTrainedConfig) -> list[DynamicLayer]:
@@ -142,13 +146,13 @@ def plain_layers(config: PreTrainedConfig) -> list[DynamicLayer]:
     layers: list[DynamicLayer] = []
     for layer in DynamicCache(config=config).layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise CompressionError(
+            raise UnsupportedModelError(
                 f"A model with {type(layer).__name__} caches cannot be compressed: clusterprof supports "
                 "full and sliding-window attention layers only."
             )
         layers.append(layer)  # type: ignore[arg-type]
     if not any(has_full_attention(layer) for layer in layers):
-        raise CompressionError(
+        raise UnsupportedModelError(
             "Every layer of this model has sliding-window attention, whose cache is bounded already; "
             "there is nothing to compress."
         )

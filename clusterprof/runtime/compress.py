@@ -10,7 +10,13 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
-from clusterprof.runtime.cache import CompressedLayer, compress_layers, compression_of, plain_layers
+from clusterprof.runtime.cache import (
+    CompressedLayer,
+    compress_layers,
+    compression_of,
+    has_full_attention,
+    plain_layers,
+)
 from clusterprof.runtime.padding import left_padding
 
 
@@ -22,7 +28,8 @@ def compress(
 
     The prefill runs on the model's own attention backend over the whole prompt. Right after each layer's
     attention its cache shrinks to ``size`` tokens per KV head; decoding goes on over that. A prompt of at
-    most ``size`` tokens is left whole. Later turns on the same cache are appended and not compressed again.
+    most ``size`` tokens is left whole; the turn that makes it outgrow ``size`` is compressed instead. Later
+    turns on a compressed cache are appended and not compressed again.
 
     Parameters
     ----------
@@ -50,15 +57,17 @@ def compress(
         profile.check(model)
     config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
-    plain_layers(config)
+    full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
 
     def begin(cache: Cache | None, attention_mask: Any, new_tokens: int) -> Observer | None:
         cache = _adopt(cache, config, compression)
-        layers = [layer for layer in cache.layers if isinstance(layer, CompressedLayer)]
-        if layers[0].get_seq_length() > 0:
-            _refuse_chunk(layers[0], new_tokens)
-            return None
-        padding = left_padding(attention_mask, new_tokens)
+        _check_made_for(cache, full_attention, compression)
+        first = next(layer for layer in cache.layers if isinstance(layer, CompressedLayer))
+        if first.get_seq_length() > 0:
+            _refuse_chunk(first, new_tokens)
+            if first.evicted or new_tokens == 1:
+                return None
+        padding = left_padding(attention_mask, first.get_seq_length() + new_tokens)
 
         def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
             layer = cache.layers[layer_idx]
@@ -97,6 +106,19 @@ def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: Compressi
         )
     compress_layers(cache, config, compression)
     return cache
+
+
+def _check_made_for(cache: Cache, full_attention: list[bool], compression: Compression) -> None:
+    compressed = [layer for layer in cache.layers if isinstance(layer, CompressedLayer)]
+    if [isinstance(layer, CompressedLayer) for layer in cache.layers] != full_attention:
+        raise CompressionError(
+            "The cache passed to compress() was made for another model; make it from this model's config."
+        )
+    # A cache that already holds a prompt was compressed by its own; nothing of that changes any more.
+    if cache.get_seq_length() == 0 and any(layer.compression != compression for layer in compressed):
+        raise CompressionError(
+            "The cache passed to compress() was made for another profile; make it from the one compress() has."
+        )
 
 
 def _refuse_chunk(layer: CompressedLayer, new_tokens: int) -> None:

@@ -1,18 +1,19 @@
 """Padding of a batch: how many slots at the start of each row hold no token."""
 
+import torch
 from torch import Tensor
 
 from clusterprof.errors import CompressionError
 
 
-def left_padding(attention_mask: Tensor | dict[str, Tensor] | None, length: int) -> Tensor | None:
+def left_padding(attention_mask: Tensor | dict[str, Tensor | None] | None, length: int) -> Tensor | None:
     """Padded slots at the start of each row of a prompt.
 
     Parameters
     ----------
     attention_mask : Tensor, optional
-        ``(batch, length)``, nonzero where there is a token. A dict of masks, one for each kind of layer,
-        is refused.
+        ``(batch, length)``, nonzero where there is a token; or as attention takes it, ``(batch, heads or 1,
+        new tokens, length)``; or a dict of masks, one for each kind of layer.
     length : int
         Tokens of the prompt, padding included.
 
@@ -26,12 +27,17 @@ def left_padding(attention_mask: Tensor | dict[str, Tensor] | None, length: int)
     CompressionError
         If rows are padded on the right or in the middle, a row is empty, or the mask has another shape.
     """
+    if isinstance(attention_mask, dict):
+        attention_mask = attention_mask.get("full_attention")
     if attention_mask is None:
         return None
-    if isinstance(attention_mask, dict) or attention_mask.shape[1:] != (length,):
-        given = "a dict" if isinstance(attention_mask, dict) else tuple(attention_mask.shape)
+    if attention_mask.ndim == 4:
+        # What the last query of each row sees: a boolean mask is True there, an additive one 0.
+        seen = attention_mask[:, 0, -1]
+        attention_mask = seen if seen.dtype == torch.bool else seen >= 0
+    if attention_mask.shape[1:] != (length,):
         raise CompressionError(
-            f"compress() needs one attention mask of shape (batch, {length}), not {given}; "
+            f"compress() needs an attention mask of shape (batch, {length}), not {tuple(attention_mask.shape)}; "
             "leave it out if nothing is padded."
         )
     tokens = attention_mask != 0

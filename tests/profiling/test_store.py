@@ -279,10 +279,17 @@ def test_the_fingerprint_tells_apart_all_that_a_capture_depends_on() -> None:
     retrained = tiny_llama()
     with torch.no_grad():
         retrained.lm_head.weight += 1e-3
+    one_weight = tiny_llama()
+    with torch.no_grad():
+        one_weight.lm_head.weight[5, 7] += 0.1
+    quantized = tiny_llama()
+    quantized.register_buffer("packed", torch.ones(3, dtype=torch.int32))
     eager = tiny_llama()
     eager.set_attn_implementation("eager")
     others = {
         "weights": model_fingerprint(retrained),
+        "one weight": model_fingerprint(one_weight),
+        "buffers": model_fingerprint(quantized),
         "window": model_fingerprint(tiny_llama(), window=9),
         "decode length": model_fingerprint(tiny_llama(), decode_tokens=5),
         "not the same digits": model_fingerprint(tiny_llama(), window=84, decode_tokens=4),

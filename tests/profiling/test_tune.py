@@ -1,4 +1,6 @@
+import copy
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from clusterprof import Profile
 from clusterprof.data import Dataset, Message, Prompt, Row, build_prompt
 from clusterprof.data.rows import make_dataset
-from clusterprof.errors import ClusterprofError, CompressionError, DataError
+from clusterprof.errors import ClusterprofError, CompressionError, DataError, UnsupportedModelError
 from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression
 from clusterprof.profiling import tune as tune_module
@@ -211,3 +213,33 @@ def test_prompts_over_the_models_context_are_cut(tmp_path: Path) -> None:
 def test_a_time_limit_without_a_single_trial_is_an_error(loaded: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ClusterprofError, match="longer --timeout"):
         run(loaded, tmp_path, timeout=0)
+
+
+def test_a_model_that_cannot_be_compressed_is_refused_before_any_prompt(tmp_path: Path) -> None:
+    model, listener = tiny_mistral(sliding_window=16), Listener()
+    with pytest.raises(UnsupportedModelError, match="Every layer"):
+        run((model, tiny_tokenizer()), tmp_path, listener=listener)
+    assert listener.events == []
+
+
+def test_a_model_that_turns_out_unsupported_stops_the_run(tmp_path: Path, monkeypatch: Any) -> None:
+    def capture(*_: Any, **__: Any) -> None:
+        raise UnsupportedModelError("Gemma2Attention changes its attention scores.")
+
+    monkeypatch.setattr("clusterprof.profiling.tune.capture_prompt", capture)
+    with pytest.raises(UnsupportedModelError):
+        run((tiny_llama(), tiny_tokenizer()), tmp_path)
+
+
+def test_decode_tokens_that_leave_no_room_for_a_prompt_are_named(loaded: Loaded, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--decode-tokens 500 leaves 12 tokens"):
+        run(loaded, tmp_path, decode_tokens=500)
+
+
+def test_tunes_that_start_together_on_a_new_cache_all_work(loaded: Loaded, tmp_path: Path) -> None:
+    def start(seed: int) -> TuneResult:
+        return run((copy.deepcopy(loaded[0]), loaded[1]), tmp_path, seed=seed, storage=None)
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(start, range(3)))
+    assert len({result.profile.search.study for result in results}) == 3

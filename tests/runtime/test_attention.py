@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -279,3 +280,13 @@ def test_copies_of_a_model_are_independent() -> None:
     with compress(model, TINY), compress(other, TINY.model_copy(update={"size": 16})):
         assert stored_lengths(model(PROMPT).cache) == [24, 24]
         assert stored_lengths(other(PROMPT).cache) == [16, 16]
+
+
+def test_threads_may_generate_inside_one_context() -> None:
+    model = tiny_llama(eos_token_id=None)
+    prompts = [random_stream(seed=seed)[None, : 40 + seed] for seed in range(4)]
+    with compress(model, TINY):
+        alone = [continuation(model, prompt, 10) for prompt in prompts]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda prompt: continuation(model, prompt, 10), prompts))
+    assert together == alone

@@ -121,12 +121,71 @@ def test_decoding_goes_on_outside_the_context(tiny: Subject) -> None:
     assert outside == inside[0, 61:].tolist()
 
 
-def test_the_caches_own_compression_counts() -> None:
+def test_a_cache_for_another_compression_is_refused() -> None:
     model = tiny_llama(eos_token_id=None)
     cache = CompressedCache(model.config, TINY.model_copy(update={"size": 16}))
-    with compress(model, TINY):
+    with pytest.raises(CompressionError, match="made for another profile"), compress(model, TINY):
         generate(model, PROMPT, 1, cache=cache)
-    assert stored_lengths(cache) == [16, 16]
+
+
+@pytest.mark.parametrize("other", [tiny_gemma3, lambda: tiny_llama(num_hidden_layers=3)])
+def test_a_cache_for_another_model_is_refused(other: Any) -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = CompressedCache(other().config, TINY)
+    with pytest.raises(CompressionError, match="made for another model"), compress(model, TINY):
+        generate(model, PROMPT, 1, cache=cache)
+
+
+@pytest.mark.parametrize("second", [3, 40], ids=["shorter than the window", "longer"])
+def test_the_turn_that_outgrows_the_size_is_compressed(second: int, kept_sets: list[Tensor]) -> None:
+    model = tiny_llama(eos_token_id=None)
+    first = PROMPT[:, :20]
+    cache = CompressedCache(model.config, TINY)
+    with compress(model, TINY):
+        answered = generate(model, first, 4, cache=cache).sequences
+        assert stored_lengths(cache) == [23, 23]
+        turn = torch.cat([answered, PROMPT[:, 20 : 20 + second]], dim=1)
+        logits = model(turn[:, 23:], cache=cache).logits
+    assert stored_lengths(cache) == [24, 24]
+    assert cache.get_seq_length() == turn.shape[1]
+    # The prefill of that turn itself still saw everything.
+    assert torch.allclose(logits, model(turn).logits[:, 23:], atol=1e-5)
+    window = torch.arange(turn.shape[1] - TINY.window, turn.shape[1])
+    assert all((kept[..., -TINY.window :] == window).all() for kept in kept_sets)
+
+
+def test_a_batch_outgrows_the_size_in_a_later_turn_as_its_rows_do() -> None:
+    model = tiny_llama(eos_token_id=None)
+    rows = [PROMPT[:, :20], PROMPT[:, 30:45]]
+    batch, mask = pad_left(rows)
+    more = random_stream(seed=5)[:60].view(2, 30)
+
+    def run(prompt: Tensor, mask: Tensor, later: Tensor) -> Tensor:
+        cache = CompressedCache(model.config, TINY)
+        with compress(model, TINY):
+            model(prompt, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0), cache=cache)
+            one = model(
+                later[:, :1],
+                attention_mask=torch.cat([mask, torch.ones_like(later[:, :1])], dim=1),
+                position_ids=mask.sum(-1, keepdim=True),
+                cache=cache,
+            )
+            assert one is not None
+            full = torch.cat([mask, torch.ones_like(later)], dim=1)
+            positions = (full.cumsum(-1) - 1)[:, -later.shape[1] + 1 :]
+            model(later[:, 1:], attention_mask=full, position_ids=positions, cache=cache)
+            token = later[:, :1]
+            full = torch.cat([full, torch.ones_like(token)], dim=1)
+            output = model(
+                token, attention_mask=full, position_ids=full.sum(-1, keepdim=True) - 1, cache=cache
+            )
+            logits: Tensor = output.logits
+            return logits
+
+    together = run(batch, mask, more)
+    for i, row in enumerate(rows):
+        alone = run(row, torch.ones_like(row), more[i : i + 1])
+        assert torch.allclose(together[i : i + 1], alone, atol=1e-4)
 
 
 def test_a_profile_will_do_for_a_cache() -> None:

@@ -38,12 +38,24 @@ def test_padding_elsewhere_is_refused(row: list[int]) -> None:
         left_padding(torch.tensor([[1, 1, 1, 1], row]), 4)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (4,), (2, 1, 4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5), (4,), (2, 1, 4, 5)], ids=str)
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(CompressionError, match=r"shape \(batch, 4\)"):
         left_padding(torch.ones(shape), 4)
 
 
-def test_a_dict_of_masks_is_refused() -> None:
-    with pytest.raises(CompressionError, match="not a dict"):
-        left_padding({"full_attention": torch.ones(1, 1, 4, 4)}, 4)
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("in_dict", [True, False])
+def test_masks_as_attention_takes_them_are_read(kind: str, in_dict: bool) -> None:
+    paddings = torch.tensor([2, 0])
+    positions = torch.arange(5)
+    seen = (positions <= positions[:, None]) & (positions >= paddings[:, None, None, None])
+    mask = seen if kind == "boolean" else torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    assert mask.shape == (2, 1, 5, 5)
+    found = left_padding({"full_attention": mask, "sliding_attention": None} if in_dict else mask, 5)
+    assert found is not None
+    assert found.tolist() == [2, 0]
+
+
+def test_a_dict_without_a_mask_is_no_padding() -> None:
+    assert left_padding({"full_attention": None}, 4) is None
