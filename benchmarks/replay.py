@@ -54,15 +54,15 @@ def main() -> None:
     full = full_run(model, input_ids, tokens)
     naive_s, naive = _timed(lambda: trial_against(full, model, input_ids, tokens, kept), 1)
 
-    difference = max(
-        float((getattr(replayed, name).double() - getattr(naive, name)).abs().max())
+    differences = {
+        name: float((getattr(replayed, name).double() - getattr(naive, name)).abs().max())
         for name in ("cosine", "cosine_padded", "kl", "loss", "agreement")
-    )
+    }
     print(f"prompt {input_ids.shape[1]} tokens, {len(tokens)} decoded, size {arguments.size}")
     print(f"naive trial {naive_s:.2f} s, replay {replay_s:.3f} s, floor {floor_s:.3f} s")
     print(f"naive / replay = {naive_s / replay_s:.1f}")
     print(f"replay / floor = {replay_s / floor_s:.2f}")
-    print(f"largest difference in value = {difference:.1e}")
+    print("largest difference in value: " + ", ".join(f"{name} {d:.1e}" for name, d in differences.items()))
 
 
 def _select(compression: Compression, capture: Capture) -> torch.Tensor:

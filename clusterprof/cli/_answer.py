@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import Cache, DynamicCache, TextStreamer
+from transformers import Cache, DynamicCache, GenerationConfig, TextStreamer
 
 from clusterprof.runtime import CompressedCache, CompressedLayer, cache_bytes, compress
 from clusterprof.runtime.cache import stored
@@ -52,6 +52,9 @@ def answer(
 ) -> Answer:
     """Answer a prompt greedily.
 
+    Of the model's own generation settings only the special tokens count: this is about the cache, and a
+    sampler, a stop string or another cache would bend what is measured. The others are taken off the model.
+
     Parameters
     ----------
     input_ids : Tensor
@@ -68,6 +71,7 @@ def answer(
     CompressionError
         If the model cannot be compressed.
     """
+    model.generation_config = _special_tokens(model.generation_config)
     config = model.get_decoder().config  # type: ignore[no-untyped-call]
     cache = DynamicCache(config=config) if compression is None else CompressedCache(config, compression)
     watch = _Watch(tokenizer, cache, echo=echo, on_first=on_first)
@@ -79,10 +83,6 @@ def answer(
             cache=cache,
             streamer=watch,
             max_new_tokens=max_new_tokens,
-            # Whatever the model's own generation settings prefer, this is about the cache.
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
         )
         return output
 
@@ -99,6 +99,12 @@ def answer(
         prefill_s=watch.ticks[0] - watch.started,
         decode_tokens_per_s=steps / (watch.ticks[-1] - watch.ticks[0]) if steps else None,
     )
+
+
+def _special_tokens(settings: GenerationConfig | None) -> GenerationConfig:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    tokens = {name: getattr(settings, name, None) for name in names}
+    return GenerationConfig(**tokens)  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()

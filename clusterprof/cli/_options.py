@@ -8,6 +8,12 @@ import typer
 
 _MODEL, _DATA, _SEARCH = "Model", "Data", "Search"
 
+# Above what any machine or dataset has; larger numbers would only fail later, and less clearly.
+_MOST = 10_000_000
+# Those of clusterprof.data.builtin.generator, whose import would slow down every start.
+MIN_TOKENS, MAX_TOKENS = 256, 131_072
+_LONGEST_NAME = 300
+
 
 def _share(value: float | None) -> float | None:
     # Written this way round, NaN is out of range too.
@@ -26,6 +32,17 @@ def _not_blank(value: str | None) -> str | None:
     if value is not None and not value.strip():
         raise typer.BadParameter("it is empty.")
     return value
+
+
+def _name(value: str | None) -> str | None:
+    """For names that databases keep and terminals show."""
+    if value is not None and not value.isprintable():
+        raise typer.BadParameter("it has characters that cannot be printed.")
+    if value is not None and len(value) > _LONGEST_NAME:
+        raise typer.BadParameter(
+            f"it has {len(value):,} characters, and at most {_LONGEST_NAME} are allowed."
+        )
+    return _not_blank(value)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
@@ -91,7 +108,13 @@ DatasetName = Annotated[
 ]
 Tokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Length of generated prompts.", show_default="2000", rich_help_panel=_DATA),
+    typer.Option(
+        min=MIN_TOKENS,
+        max=MAX_TOKENS,
+        help="Length of generated prompts.",
+        show_default="2000",
+        rich_help_panel=_DATA,
+    ),
 ]
 DataDir = Annotated[
     Path | None,
@@ -116,27 +139,39 @@ Fraction = Annotated[
     ),
 ]
 Samples = Annotated[
-    int | None, typer.Option(min=1, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA)
+    int | None,
+    typer.Option(min=1, max=_MOST, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA),
 ]
 
 # What to look for, and how long.
-Size = Annotated[int, typer.Option(min=2, help="Prompt tokens to keep per KV head, the window included.")]
+Size = Annotated[
+    int, typer.Option(min=2, max=_MOST, help="Prompt tokens to keep per KV head, the window included.")
+]
 Window = Annotated[
     int,
     typer.Option(
         min=1,
+        max=_MOST,
         help="Observation window: the prompt's last tokens, which judge the rest.",
         rich_help_panel=_SEARCH,
     ),
 ]
-DecodeTokens = Annotated[int, typer.Option(min=1, help="Longest answer per prompt.", rich_help_panel=_SEARCH)]
+DecodeTokens = Annotated[
+    int, typer.Option(min=1, max=_MOST, help="Longest answer per prompt.", rich_help_panel=_SEARCH)
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, max=_MOST, help="Longest answer.")]
 Objective = Annotated[
     Literal["cosine", "cosine_padded", "kl", "agreement", "loss"],
     typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
 ]
 Trials = Annotated[
     int,
-    typer.Option(min=1, help="Finished trials, those of earlier runs included.", rich_help_panel=_SEARCH),
+    typer.Option(
+        min=1,
+        max=_MOST,
+        help="Finished trials, those of earlier runs included.",
+        rich_help_panel=_SEARCH,
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -155,7 +190,7 @@ Seed = Annotated[
 Study = Annotated[
     str | None,
     typer.Option(
-        callback=_not_blank,
+        callback=_name,
         help="Name of the Optuna study.",
         show_default="made of what matters",
         rich_help_panel=_SEARCH,
@@ -164,7 +199,7 @@ Study = Annotated[
 Storage = Annotated[
     str | None,
     typer.Option(
-        callback=_not_blank,
+        callback=_name,
         help="URL of the Optuna storage.",
         show_default="SQLite in the cache folder",
         rich_help_panel=_SEARCH,

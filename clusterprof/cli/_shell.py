@@ -1,13 +1,15 @@
 """What surrounds every command: errors as one sentence with an exit code, and JSON on stdout."""
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from clusterprof.errors import ClusterprofError
 
@@ -21,6 +23,16 @@ class Session:
     debug: bool = False
 
 
+class Root(TyperGroup):
+    """The root command, with Ctrl-C as an error like any other instead of typer's bare exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise ClusterprofError("Interrupted.") from None
+
+
 def run(app: typer.Typer, args: Sequence[str] | None) -> None:
     """Run a command line and exit; whatever goes wrong is one sentence on stderr, unless ``--debug``."""
     session = Session()
@@ -29,16 +41,33 @@ def run(app: typer.Typer, args: Sequence[str] | None) -> None:
     except ClusterprofError as error:
         _fail(session, str(error))
     except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            _fail(session, _refused(error))
         _fail(session, f"{_unexpected(error)} (run `clusterprof --debug ...` to see where it comes from)")
 
 
-def _fail(session: Session, sentence: str) -> None:
+def _fail(session: Session, sentence: str) -> NoReturn:
     from clusterprof.report.console import message_console, one_line, say
 
     if session.debug:
         traceback.print_exc()
     say(message_console(), f"error: {one_line(sentence)}")
+    _forget_unwritten()
     sys.exit(FAILED)
+
+
+def _forget_unwritten() -> None:
+    # What a full disk did not take, Python would try to write once more at exit, and complain.
+    try:
+        typer.echo(nl=False)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refused(error: OSError) -> str:
+    if error.filename is None:
+        return f"Reading or writing failed: {error.strerror}."
+    return f"Cannot use {os.fsdecode(error.filename)}: {error.strerror}."
 
 
 def _unexpected(error: Exception) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import clusterprof
-from clusterprof.cli._shell import Session, run
+from clusterprof.cli._shell import Root, Session, run
 from clusterprof.cli.apply import apply
 from clusterprof.cli.datasets import datasets
 from clusterprof.cli.doctor import doctor
@@ -16,6 +16,7 @@ from clusterprof.cli.tune import tune
 
 app = typer.Typer(
     name="clusterprof",
+    cls=Root,
     no_args_is_help=True,
     add_completion=False,
     # Tracebacks are for --debug, and plain there.

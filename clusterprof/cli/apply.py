@@ -33,7 +33,7 @@ def apply(
     prompt_file: Annotated[
         Path | None, typer.Option(help="A text file with the prompt; - for standard input.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    max_new_tokens: opt.MaxNewTokens = 128,
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer with the full cache too, and show both side by side.")
     ] = False,

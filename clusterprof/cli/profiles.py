@@ -7,7 +7,7 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._shell import FAILED, print_json
-from clusterprof.errors import ProfileError
+from clusterprof.errors import DataError, ProfileError
 
 if TYPE_CHECKING:
     from clusterprof.profile import Profile
@@ -17,18 +17,25 @@ profiles = typer.Typer(no_args_is_help=True, help="List, show and validate profi
 
 @profiles.command("ls")
 def list_profiles(
-    folder: Annotated[Path, typer.Argument(help="Where to look, folders inside it included.")] = Path(
-        "profiles"
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where to look, folders inside it included.", show_default="profiles"),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """List the profiles in a folder."""
     from clusterprof.profile import Profile
-    from clusterprof.report.console import message_console, result_console, say
+    from clusterprof.report.console import message_console, one_line, result_console, say
     from clusterprof.report.profiles import profiles_table
 
+    where = folder or Path("profiles")
+    if not where.is_dir():
+        if where.exists():
+            raise DataError(f"{where} is not a folder; see `clusterprof profiles show` for a single profile.")
+        if folder is not None:
+            raise DataError(f"There is no folder {where}; check the path.")
     found: dict[Path, Profile] = {}
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(where.rglob("*.json")):
         try:
             found[path] = Profile.load(path)
         except ProfileError as error:
@@ -38,7 +45,10 @@ def list_profiles(
     elif found:
         result_console().print(profiles_table(found))
     else:
-        say(message_console(), f"There are no profiles in {folder}; make one with `clusterprof tune`.")
+        say(
+            message_console(),
+            f"There are no profiles in {one_line(str(where))}; make one with `clusterprof tune`.",
+        )
 
 
 def _entry(path: Path, profile: "Profile") -> dict[str, Any]:
@@ -76,6 +86,7 @@ def validate_profiles(
 ) -> None:
     """Check profiles, a line each; exit code 1 if one is not valid."""
     from clusterprof.profile import Profile
+    from clusterprof.report.console import one_line
 
     invalid = 0
     for path in paths:
@@ -85,6 +96,6 @@ def validate_profiles(
             invalid += 1
             typer.echo(f"invalid: {error}")
         else:
-            typer.echo(f"valid: {path}")
+            typer.echo(f"valid: {one_line(str(path))}")
     if invalid:
         raise typer.Exit(FAILED)

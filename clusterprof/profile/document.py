@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from clusterprof.errors import ProfileError
 from clusterprof.profile import files, match
+from clusterprof.profile.fields import SchemaVersion
 from clusterprof.profile.sections import (
     Compression,
     DatasetRecord,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Profile(Section):
     """The result of one tune: one model, one workload, one size."""
 
-    schema_version: Literal[1]
+    schema_version: SchemaVersion
     model: ModelIdentity
     dataset: DatasetRecord
     compression: Compression

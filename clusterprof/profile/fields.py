@@ -2,9 +2,9 @@
 
 import json
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, Field, JsonValue, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, JsonValue, StringConstraints
 
 # Above 2**53 JSON readers that store numbers as doubles lose digits.
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -15,15 +15,27 @@ _ROUNDING = 1e-3
 Cosine = Annotated[float, Field(ge=-1 - _ROUNDING, le=1 + _ROUNDING)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Annotated[float, Field(ge=-_ROUNDING, le=1e6)]
+# Of any objective.
+Value = Annotated[float, Field(ge=-1e6, le=1e6)]
+# Thirty years.
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
-# One printable line: these are shown in a terminal as they are.
-Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+# These are shown in a terminal as they are: no control characters, line breaks or changes of direction.
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
+Line = Annotated[str, StringConstraints(max_length=1000, pattern=_PRINTABLE)]
 Label = Annotated[Line, StringConstraints(min_length=1)]
-SampleId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+SampleId = Annotated[Line, StringConstraints(min_length=1, max_length=200)]
+Reason = Label
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 Ends = TypeVar("Ends", tuple[float, float], tuple[int, int])
+
+
+def _first_version(value: object) -> object:
+    # True and 1.0 equal 1, which is all that a literal asks for.
+    if type(value) is not int or value != 1:
+        raise ValueError("this release reads version 1")
+    return value
 
 
 def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -57,8 +69,9 @@ def without_credentials(url: str) -> str:
     return scheme + separator + (address if address.startswith("/") else address.rpartition("@")[2])
 
 
+SchemaVersion = Annotated[Literal[1], BeforeValidator(_first_version)]
 FiniteJson = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
-Interval = Annotated[tuple[float, float], AfterValidator(_ordered)]
+Interval = Annotated[tuple[Value, Value], AfterValidator(_ordered)]
 ThetaRange = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
 BlockRange = Annotated[tuple[PositiveCount, PositiveCount], AfterValidator(_ordered)]
 StorageUrl = Annotated[Label, AfterValidator(without_credentials)]

@@ -29,8 +29,6 @@ def first_problem(error: ValidationError) -> str:
     first = next((problem for problem in problems if problem["loc"] == ("schema_version",)), problems[0])
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    if field == "schema_version" and first["type"] == "literal_error":
-        message = "this release reads version 1"
     text = message[0].lower() + message[1:]
     if first["type"] not in ("missing", "json_invalid", "model_type"):
         text += f" (got {one_line(repr(first['input']))})"

@@ -19,11 +19,13 @@ from clusterprof.profile.fields import (
     PositiveCount,
     Reason,
     SampleId,
+    Seconds,
     Sha256,
     Share,
     StorageUrl,
     ThetaRange,
     UtcTime,
+    Value,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ class Score(Section):
     """An objective's mean over samples, with the ends of its 95 % interval where one can be given."""
 
     objective: Label
-    value: float
+    value: Value
     interval_95: Interval | None = None
     samples: PositiveCount
 
@@ -221,7 +223,7 @@ class Search(Section):
     seed: Count
     study: Label
     storage: StorageUrl | None = None
-    duration_s: Annotated[float, Field(ge=0)]
+    duration_s: Seconds
     objective: Label
     theta_range: ThetaRange | None = None
     num_block_range: BlockRange | None = None

@@ -146,6 +146,7 @@ def tune(
     sampled = _build_prompts(model, tokenizer, rows, settings)
     prompts = _longer_than_size(sampled, dataset, settings, listener)
     # Built before the work, so that what a profile cannot hold is refused before it.
+    identity = ModelIdentity.of(model, tokenizer)
     data = dataset_record(
         dataset,
         sampled,
@@ -174,7 +175,7 @@ def tune(
     return TuneResult(
         profile=Profile(
             schema_version=1,
-            model=ModelIdentity.of(model, tokenizer),
+            model=identity,
             dataset=data,
             compression=best,
             results=results_record(methods[1:], tuned, settings.objective, settings.seed),
@@ -268,7 +269,8 @@ def _capture_all(
             except Exception as failure:
                 if not spares_the_run(failure):
                     raise
-                error = " ".join(str(failure).split()) or type(failure).__name__
+                printable = "".join(c if c.isprintable() else " " for c in str(failure))
+                error = printable.strip() or type(failure).__name__
             else:
                 # From here on the file is the only copy, and the page cache the only memory it takes.
                 capture = store.save(prompt.input_ids, fresh)

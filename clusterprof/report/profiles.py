@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterprof.report.console import one_line
 from clusterprof.report.numbers import duration_text, parameters_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
         method = profile.compression.method
         tuning = profile.results.tuning
         table.add_row(
-            str(path),
+            one_line(str(path)),
             _short(profile.model.id),
             _short(profile.dataset.name),
             str(profile.compression.size),

@@ -148,9 +148,9 @@ class TuneProgress:
         from clusterprof.profile.fields import without_credentials
 
         # A password in it is for the database, not for the screen.
-        shown = without_credentials(storage)
+        shown = one_line(without_credentials(storage))
         before = f", {done} trials from before" if done else ""
-        say(self._console, f"study    {study}{before} (watch it with `optuna-dashboard {shown}`)")
+        say(self._console, f"study    {one_line(study)}{before} (watch it with `optuna-dashboard {shown}`)")
         self._done_before, self._search_started = done, time.monotonic()
         self._display.begin("Searching", max(self._settings.trials, done), done)
 

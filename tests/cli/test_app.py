@@ -62,6 +62,30 @@ def test_an_unexpected_error_is_one_line_with_a_hint(run: Run, monkeypatch: pyte
     assert "--debug" in finished.err
 
 
+def test_ctrl_c_outside_of_a_run_is_an_error_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    # As if it came while a command imports what it needs.
+    monkeypatch.setattr("clusterprof.data.list_datasets", interrupted)
+    finished = run("datasets", "ls")
+    assert (finished.code, finished.out, finished.err) == (1, "", "error: Interrupted.\n")
+
+
+def test_what_the_system_refuses_is_a_sentence(run: Run) -> None:
+    finished = run("profiles", "ls", "x" * 300)
+    assert (finished.code, finished.out) == (1, "")
+    assert finished.err == f"error: Cannot use {'x' * 300}: File name too long.\n"
+
+
+@pytest.mark.parametrize("command", ["datasets ls", "datasets ls --json", "--help"])
+def test_a_full_disk_behind_stdout_is_a_sentence(command: str) -> None:
+    program = f"{sys.executable} -c 'from clusterprof.cli import main; main()'"
+    done = subprocess.run(["sh", "-c", f"{program} {command} >/dev/full"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: Reading or writing failed: No space left on device.\n"
+
+
 def test_a_validation_error_never_shows_raw(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from clusterprof.methods import SnapKV
 

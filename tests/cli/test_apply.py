@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_a_prompt_that_fits_is_not_compressed(run: Run, profile_file: Path, mode
         ["a prompt"],
         ["--prompt", " \n"],
         ["--prompt", "a", "--max-new-tokens", "0"],
+        ["--prompt", "a", "--max-new-tokens", "10000001"],
     ],
 )
 def test_no_prompt_or_two_is_wrong_usage(run: Run, profile_file: Path, ways: Sequence[str]) -> None:
@@ -199,6 +201,36 @@ def test_the_chat_template_is_used_unless_raw(
     command += ["--max-new-tokens", 1, "--json"]
     assert run(*command).json()["prompt_tokens"] == len("user: \n") + len(PROMPT)
     assert run(*command, "--raw").json()["prompt_tokens"] == len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"stop_strings": ["a", "e"], "max_time": 1e-9},
+        {"prefill_chunk_size": 16},
+        {"prompt_lookup_num_tokens": 3},
+        {"no_repeat_ngram_size": 1, "guidance_scale": 3.0, "repetition_penalty": 5.0},
+        {"do_sample": True, "temperature": 9.0, "num_beams": 3, "min_new_tokens": 12},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_the_models_own_generation_settings_do_not_matter(
+    run: Run, tmp_path: Path, profile_file: Path, model_folder: Path, settings: dict[str, object]
+) -> None:
+    opinionated = tmp_path / "opinionated"
+    shutil.copytree(model_folder, opinionated)
+    file = opinionated / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | settings), encoding="utf-8")
+    command = ["apply", "--profile", profile_file, "--prompt", PROMPT, "--max-new-tokens", 12, "--compare"]
+    finished = run(*command, "--model", opinionated, "--force", "--json")
+    assert finished.code == 0, finished.err
+    document = finished.json()
+    assert document["text"] == greedy(model_folder, PROMPT, Profile.load(profile_file))
+    assert document["full"]["text"] == greedy(model_folder, PROMPT, None)
+    assert document["kv_bytes"] == 48 * BYTES_PER_TOKEN
 
 
 def test_ctrl_c_is_a_sentence(run: Run, monkeypatch: pytest.MonkeyPatch, profile_file: Path) -> None:

@@ -1,8 +1,14 @@
 from typing import get_args
 
+import pytest
+
 from clusterprof.cli import _options as opt
+from clusterprof.data.builtin import generator
 from clusterprof.models.choices import ATTENTIONS, DTYPES
 from clusterprof.profiling.objective import DIRECTIONS
+from tests.cli.conftest import Run
+
+TUNE = ["tune", "--dataset", "needle", "--size", "48"]
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -10,3 +16,33 @@ def test_choices_are_those_of_the_library() -> None:
     assert get_args(get_args(opt.Dtype)[0]) == DTYPES
     assert get_args(get_args(opt.Attention)[0]) == ATTENTIONS
     assert get_args(get_args(opt.Objective)[0]) == tuple(DIRECTIONS)
+    assert (opt.MIN_TOKENS, opt.MAX_TOKENS) == (generator.MIN_TOKENS, generator.MAX_TOKENS)
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\x1b[2J", "a\u202eb", "x" * 301, "x" * 5000, " "])
+@pytest.mark.parametrize("option", ["--study", "--storage"])
+def test_names_that_no_database_or_terminal_should_see(run: Run, option: str, value: str) -> None:
+    finished = run(*TUNE, option, value)
+    assert finished.code == 2
+    assert option in finished.err
+    assert "\x1b" not in finished.err
+
+
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [
+        ("--size", 10_000_000),
+        ("--window", 10_000_000),
+        ("--decode-tokens", 10_000_000),
+        ("--samples", 10_000_000),
+        ("--trials", 10_000_000),
+        ("--tokens", generator.MAX_TOKENS),
+        ("--seed", 2**32 - 1),
+    ],
+)
+@pytest.mark.parametrize("factor", [1, 10**40])
+def test_a_huge_number_is_wrong_usage(run: Run, option: str, most: int, factor: int) -> None:
+    finished = run(*TUNE, option, (most + 1) * factor)
+    assert finished.code == 2
+    assert option in finished.err
+    assert str(most) in finished.err

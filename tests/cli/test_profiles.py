@@ -45,6 +45,26 @@ def test_ls_of_nothing_says_so(run: Run) -> None:
     assert run("profiles", "ls", "--json").json() == []
 
 
+def test_ls_of_a_folder_that_is_none_is_an_error(run: Run, profile_file: Path) -> None:
+    for flag in ([], ["--json"]):
+        missing = run("profiles", "ls", "no\x1b[2Jpe", *flag)
+        assert (missing.code, missing.out) == (1, "")
+        assert missing.err == "error: There is no folder no\\x1b[2Jpe; check the path.\n"
+    file = run("profiles", "ls", profile_file)
+    assert (file.code, file.out) == (1, "")
+    assert "is not a folder" in file.err
+    assert "profiles show" in file.err
+
+
+def test_a_files_name_is_escaped(run: Run, profile_file: Path) -> None:
+    shutil.copy(profile_file, "pro\x1b[2J.json")
+    for command in (["ls", "."], ["validate", "pro\x1b[2J.json"]):
+        finished = run("profiles", *command)
+        assert finished.code == 0
+        assert "pro\\x1b[2J.json" in finished.out
+        assert "\x1b" not in finished.out
+
+
 def test_show_is_for_people(run: Run, profile_file: Path, model_folder: Path) -> None:
     finished = run("profiles", "show", profile_file)
     assert finished.code == 0

@@ -92,7 +92,7 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
         (["--samples", "0"], "1"),
         (["--trials", "0"], "1"),
         (["--decode-tokens", "0"], "1"),
-        (["--tokens", "0"], "1"),
+        (["--tokens", "0"], "256"),
         (["--seed", "-1"], "0"),
         (["--seed", "4294967296"], "4294967295"),
         (["--timeout", "nan"], "above 0"),

@@ -16,8 +16,14 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 share = st.floats(0, 1)
 count = st.integers(0, 2**53)
 positive = st.integers(1, 2**53)
-label = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=1000)
-sample_id = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+value = st.floats(-1e6, 1e6)
+# Without what a terminal would obey: control characters, line breaks and changes of direction.
+character = st.characters(
+    exclude_categories=["Cc", "Cs", "Zl", "Zp"],
+    exclude_characters="\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+)
+label = st.text(character, min_size=1, max_size=1000)
+sample_id = st.text(character, min_size=1, max_size=20)
 json_value: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | finite | st.integers(-(2**70), 2**70) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -45,8 +51,8 @@ def documents(draw: st.DrawFn) -> Document:
     window, more = draw(st.tuples(st.integers(1, 2**20), st.integers(1, 2**20)))
     parameters = draw(method).model_dump(mode="json")
     result["compression"] = {"window": window, "size": window + more, "method": parameters}
-    score = {"objective": draw(label), "value": draw(finite), "samples": draw(positive)}
-    interval = draw(st.none() | st.lists(finite, min_size=2, max_size=2).map(sorted))
+    score = {"objective": draw(label), "value": draw(value), "samples": draw(positive)}
+    interval = draw(st.none() | st.lists(value, min_size=2, max_size=2).map(sorted))
     result["results"]["held_out"] = {**score, "interval_95": interval}
     result["search"]["theta_range"] = draw(st.none() | st.lists(share, min_size=2, max_size=2).map(sorted))
     created = draw(st.datetimes(min_value=datetime(1970, 1, 1)))

@@ -17,6 +17,8 @@ from tests.profile.examples import changed, document, profile, refusal
         ("schema_version", 2),
         ("schema_version", "1"),
         ("schema_version", None),
+        ("schema_version", True),
+        ("schema_version", 1.0),
         ("colour", "blue"),
         ("model", []),
         ("model.colour", "blue"),
@@ -59,7 +61,10 @@ from tests.profile.examples import changed, document, profile, refusal
         ("results.tuning.interval_95", [0.9, 0.8]),
         ("results.tuning.samples", 0),
         ("results.baselines", {}),
+        ("results.tuning.value", 1e300),
+        ("results.tuning.interval_95", [0.9, 1e300]),
         ("search.duration_s", -1),
+        ("search.duration_s", 1e300),
         ("search.theta_range", [0.5, 0.1]),
         ("search.num_block_range", [0, 32]),
         ("search.dropped_samples", [{"id": "a"}]),
@@ -76,6 +81,23 @@ def test_wrong_field_is_named(tmp_path: Path, field: str, value: Any) -> None:
     # A method's parameter is reported under the method's name.
     for name in field.split("."):
         assert name in message
+
+
+@pytest.mark.parametrize("char", [*"\n\x1b\x7f\x9b\u2028\u2029\u202a\u202e\u2066\u2069"])
+def test_nothing_a_terminal_would_obey_is_kept(tmp_path: Path, char: str) -> None:
+    path = tmp_path / "p.json"
+    name = f"a{char}b"
+    for field, value in (
+        ("model.id", name),
+        ("dataset.name", name),
+        ("dataset.sampled_ids", [name]),
+        ("search.dropped_samples", [{"id": name, "reason": "none"}]),
+        ("search.dropped_samples", [{"id": "a", "reason": name}]),
+    ):
+        path.write_text(json.dumps(changed(field, value)))
+        message = refusal(path)
+        assert field in message
+        assert message.isprintable()
 
 
 def test_any_missing_field_is_named_unless_it_may_be_null(tmp_path: Path) -> None:

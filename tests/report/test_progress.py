@@ -68,6 +68,15 @@ def test_a_log_has_plain_lines() -> None:
     assert "Searching 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
 
 
+def test_names_are_escaped() -> None:
+    log, file = console(terminal=False)
+    TuneProgress(log, TuneSettings(size=64)).searching("a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0)
+    line = file.getvalue().splitlines()[0]
+    assert line.startswith("study    a\\x1b[2J\\nb ")
+    assert "sqlite:///c\\x1b[2J" in line
+    assert line.isprintable()
+
+
 def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, 0.1)
     monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
