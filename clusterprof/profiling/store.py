@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 import transformers
@@ -75,7 +76,7 @@ class CaptureStore:
             If it cannot be written, for instance because the disk is full.
         """
         path = self.path(input_ids)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary = path.with_suffix(f".{uuid4().hex}.tmp")
         header = {
             "prompt_length": capture.prompt_length,
             "window": capture.window,
@@ -125,7 +126,8 @@ def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) ->
     # Buffers too: quantized models keep their weights in them.
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
         flat = tensor.detach().flatten()
-        sums = [flat.sum(dtype=torch.float64).item(), flat[::2].sum(dtype=torch.float64).item()]
+        # Rounded, since the last digits of a sum depend on the number of threads.
+        sums = [f"{part.sum(dtype=torch.float64).item():.8g}" for part in (flat, flat[::2])]
         some = flat[:: max(1, flat.numel() // 16)][:16].to(torch.float64).tolist()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{sums}{some}".encode())
     # RoPE settings, sliding windows and end tokens change a capture and are no parameters.
