@@ -83,7 +83,7 @@ def tune(
         tokens=tokens,
     )
     choice = ModelChoice(model or default_model(), revision, dtype, device, attn, trust_remote_code)
-    path = output or profile_path(choice.id.removeprefix("builtin:"), dataset, size)
+    path = output or profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size)
     check_writable(path)
     if storage is not None:
         check_storage(storage)
@@ -122,6 +122,12 @@ def _tune(
     else:
         typer.echo(path)
     return result.interrupted
+
+
+def _short_name(dataset: str) -> str:
+    """A dataset's name as a part of a file name: of a local file, without folder and ending."""
+    path = Path(dataset)
+    return path.stem if path.is_file() else dataset
 
 
 def _load_data(
@@ -184,7 +190,7 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     from clusterprof.report.methods import methods_table, verdict
 
     console.print(methods_table(result.methods, size=settings.size))
-    for sentence in verdict(result.methods, objective=settings.objective):
+    for sentence in verdict(result.methods, objective=settings.objective, samples=result.samples["used"]):
         say(console, sentence)
     if result.interrupted:
         trials = result.timings["trials"]

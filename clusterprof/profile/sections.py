@@ -211,7 +211,7 @@ class Search(Section):
     storage : str, optional
         URL of the study, if it was not the default file; user, password and query are cut off.
     duration_s : float
-        Seconds, capture included.
+        Seconds of the run that wrote the profile, capture included; a resumed one is shorter than the whole.
     theta_range, num_block_range : tuple, optional
         Lowest and highest value tried; None for a method without the parameter.
     decode_tokens : int

@@ -22,6 +22,7 @@ _COLUMNS = (
 _HIGHER_IS_BETTER = {name: higher for name, _, higher in _COLUMNS}
 # As many digits as the table shows; less of a difference is none.
 _DIGITS = 4
+_FEW_SAMPLES = 5
 
 
 def methods_table(results: Sequence["MethodResult"], *, size: int) -> "Table":
@@ -58,7 +59,7 @@ def _best(results: Sequence["MethodResult"], objective: str) -> str:
     return f"{(max if _HIGHER_IS_BETTER[objective] else min)(values):.{_DIGITS}f}"
 
 
-def verdict(results: Sequence["MethodResult"], *, objective: str) -> list[str]:
+def verdict(results: Sequence["MethodResult"], *, objective: str, samples: int) -> list[str]:
     """Say in a sentence each how the tuned method did against the paper's default and the other methods.
 
     Parameters
@@ -67,6 +68,8 @@ def verdict(results: Sequence["MethodResult"], *, objective: str) -> list[str]:
         The tuned method, the paper's default, then the others, as `tune` returns them.
     objective : str
         What the search optimised.
+    samples : int
+        Prompts the scores are means over, the same that were tuned on.
     """
     tuned, default, *others = results
     gain = _gain(tuned, default, objective)
@@ -76,8 +79,18 @@ def verdict(results: Sequence["MethodResult"], *, objective: str) -> list[str]:
         word = "beats" if gain > 0 else "equals" if gain == 0 else "does worse than"
         values = f"{asdict(tuned.scores)[objective]:.4f} against {asdict(default.scores)[objective]:.4f}"
         sentences = [
-            f"Tuned ({_point(tuned)}) {word} the paper's default ({_point(default)}) on {objective}: {values}."
+            f"Tuned ({_point(tuned)}) {word} the paper's default ({_point(default)}) on {objective}: {values}, "
+            f"on the {samples} prompts it was tuned on."
         ]
+        behind = [
+            heading for name, heading, _ in _COLUMNS if name != objective and _gain(default, tuned, name) > 0
+        ]
+        if behind:
+            sentences.append(f"The default is better on {', '.join(behind)}.")
+    if samples < _FEW_SAMPLES:
+        sentences.append(
+            f"{samples} prompts are few to tune on; give more data, or raise --fraction or --samples."
+        )
     # The cosine cannot compare methods, only points within one; the divergence of the next token can.
     ahead = [result.label for result in others if result.method and _gain(result, tuned, "kl") > 0]
     if ahead:

@@ -81,8 +81,8 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         ("result", f"{tuning.objective} {tuning.value:.4f} on {tuning.samples} samples{interval}"),
         (
             "search",
-            f"{search.trials} trials ({search.sampler}, seed {search.seed}) in "
-            f"{duration_text(search.duration_s)}, study {search.study}",
+            f"{search.trials} trials ({search.sampler}, seed {search.seed}), "
+            f"the last run took {duration_text(search.duration_s)}, study {search.study}",
         ),
         (
             "made with",

@@ -51,25 +51,44 @@ def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
 
 def test_a_gain_is_told_with_both_points() -> None:
     [sentence] = verdict(
-        [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL], objective="cosine"
+        [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL],
+        objective="cosine",
+        samples=8,
     )
     assert sentence == (
         "Tuned (num_block 4, theta 0.003) beats the paper's default (num_block 8, theta 0.002) "
-        "on cosine: 0.9500 against 0.9000."
+        "on cosine: 0.9500 against 0.9000, on the 8 prompts it was tuned on."
     )
+
+
+def test_what_the_default_does_better_is_told_too() -> None:
+    results = [
+        result("tuned", TUNED, cosine=0.95, kl=0.9, agreement=0.1),
+        result("paper default", DEFAULT),
+        FULL,
+    ]
+    assert verdict(results, objective="cosine", samples=8)[1] == "The default is better on KL, agreement."
+
+
+def test_few_samples_are_told() -> None:
+    results = [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL]
+    assert verdict(results, objective="cosine", samples=2)[-1].startswith("2 prompts are few to tune on")
 
 
 def test_no_gain_is_told_plainly() -> None:
     default = result("paper default", DEFAULT)
-    assert "nothing better" in verdict([result("tuned", DEFAULT), default, FULL], objective="cosine")[0]
-    assert "equals" in verdict([result("tuned", TUNED), default, FULL], objective="cosine")[0]
+    assert (
+        "nothing better"
+        in verdict([result("tuned", DEFAULT), default, FULL], objective="cosine", samples=8)[0]
+    )
+    assert "equals" in verdict([result("tuned", TUNED), default, FULL], objective="cosine", samples=8)[0]
     worse = result("tuned", TUNED, cosine=0.85)
-    assert "does worse than" in verdict([worse, default, FULL], objective="cosine")[0]
+    assert "does worse than" in verdict([worse, default, FULL], objective="cosine", samples=8)[0]
 
 
 def test_less_is_better_for_kl() -> None:
     better = [result("tuned", TUNED, kl=0.01), result("paper default", DEFAULT, kl=0.02), FULL]
-    assert "beats" in verdict(better, objective="kl")[0]
+    assert "beats" in verdict(better, objective="kl", samples=8)[0]
 
 
 def test_a_method_that_is_closer_by_kl_is_named() -> None:
@@ -80,7 +99,7 @@ def test_a_method_that_is_closer_by_kl_is_named() -> None:
         result("top-k", TopK(), kl=0.4),
         FULL,
     ]
-    [_, sentence] = verdict(results, objective="cosine")
+    [_, sentence] = verdict(results, objective="cosine", samples=8)
     assert "SnapKV keeps" in sentence
     assert "top-k" not in sentence
     assert "full's" not in sentence
