@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from clusterprof.data import Dataset
-    from clusterprof.profiling.tune import TuneResult, TuneSettings
+    from clusterprof.profiling.settings import TuneSettings
+    from clusterprof.profiling.tune import TuneResult
     from clusterprof.report.progress import TuneProgress
 
 
@@ -66,7 +67,7 @@ def tune(
     # From here on it takes seconds, for torch alone.
     from clusterprof.models import default_model
     from clusterprof.profile import profile_path
-    from clusterprof.profiling.tune import TuneSettings
+    from clusterprof.profiling.settings import TuneSettings
 
     settings = TuneSettings(
         size=size,

@@ -1,25 +1,22 @@
 """Tune: data in, profile out. Captures every sample once, searches on the captures, and compares methods."""
 
 import hashlib
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import optuna
-import torch
 from filelock import FileLock
 
-from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
-from clusterprof.errors import ClusterprofError, DataError, spares_the_run
+from clusterprof.data import Dataset, Prompt, sample_rows
+from clusterprof.errors import ClusterprofError
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
-from clusterprof.models import describe_model
-from clusterprof.profile import Compression, DroppedSample, ModelIdentity, Profile, Search
-from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
+from clusterprof.profile import Compression, ModelIdentity, Profile, Search
+from clusterprof.profiling.collect import build_prompts, capture_all, longer_than_size
 from clusterprof.profiling.evaluate import Evaluator
-from clusterprof.profiling.objective import ObjectiveName, Scores, mean_scores
+from clusterprof.profiling.objective import Scores, mean_scores
 from clusterprof.profiling.record import MethodResult, dataset_record, environment_record, results_record
 from clusterprof.profiling.search import (
     NUM_BLOCK_RANGE,
@@ -29,69 +26,13 @@ from clusterprof.profiling.search import (
     search,
     theta_range,
 )
+from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.store import CaptureStore, fingerprint
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class TuneSettings:
-    """What to tune for and how long.
-
-    Attributes
-    ----------
-    size, window : int
-        Prompt tokens kept per head, and how many of them are the observation window.
-    decode_tokens : int
-        Decoded tokens per sample, at most.
-    trials : int
-        Finished trials the study shall have in the end.
-    timeout : float, optional
-        Seconds for the search.
-    fraction, samples : float, int or None
-        Share or number of rows to tune on.
-    study, storage : str, optional
-        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
-    """
-
-    size: int
-    window: int = 32
-    decode_tokens: int = 64
-    trials: int = 50
-    timeout: float | None = None
-    fraction: float = 0.2
-    samples: int | None = None
-    seed: int = 0
-    objective: ObjectiveName = "cosine"
-    study: str | None = None
-    storage: str | None = None
-    tokens: int | None = None
-
-
-class TuneListener(Protocol):
-    """Told what a tune is doing, to show it."""
-
-    def prepared(self, prompts: Sequence[Prompt], fitting: int) -> None:
-        """Prompts are built; ``fitting`` more were set aside because they fit in ``size``."""
-
-    def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
-        """A prompt is captured (0 seconds: it was found on disk), or dropped because of ``error``."""
-
-    def searching(self, study: str, storage: str, done: int) -> None:
-        """The search starts; ``done`` trials are there from before."""
-
-    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
-        """A trial ended."""
-
-    def comparing(self, methods: int) -> None:
-        """The search is over; so many methods are scored for the table."""
-
-    def compared(self, label: str) -> None:
-        """A method is scored."""
 
 
 @dataclass
@@ -109,13 +50,6 @@ class TuneResult:
     samples: dict[str, int]
     timings: dict[str, float]
     interrupted: bool
-
-
-@dataclass
-class _Captured:
-    prompts: list[Prompt] = field(default_factory=list)
-    captures: list[Capture] = field(default_factory=list)
-    dropped: list[DroppedSample] = field(default_factory=list)
 
 
 def tune(
@@ -143,8 +77,8 @@ def tune(
     # And a model that cannot be compressed.
     plain_layers(decoder_of(model).config)
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
-    sampled = _build_prompts(model, tokenizer, rows, settings)
-    prompts = _longer_than_size(sampled, dataset, settings, listener)
+    sampled = build_prompts(model, tokenizer, rows, settings)
+    prompts = longer_than_size(sampled, dataset, settings, listener)
     # Built before the work, so that what a profile cannot hold is refused before it.
     identity = ModelIdentity.of(model, tokenizer)
     data = dataset_record(
@@ -159,7 +93,7 @@ def tune(
     started = time.monotonic()
     model_fingerprint = fingerprint(model, window=settings.window, decode_tokens=settings.decode_tokens)
     store = CaptureStore(cache_dir / "captures", model_fingerprint)
-    captured = _capture_all(model, tokenizer, prompts, settings, store, listener)
+    captured = capture_all(model, tokenizer, prompts, settings, store, listener)
     capture_s = time.monotonic() - started
 
     evaluator = Evaluator(model, captured.captures)
@@ -212,80 +146,6 @@ def tune(
         },
         interrupted=interrupted,
     )
-
-
-def _build_prompts(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    rows: Sequence[Row],
-    settings: TuneSettings,
-) -> list[Prompt]:
-    context = describe_model(model).max_position_embeddings or sys.maxsize
-    longest = context - settings.decode_tokens
-    if longest <= settings.size:
-        raise DataError(
-            f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
-            f"{context} for a prompt, which must be longer than --size {settings.size}; lower one of the two."
-        )
-    return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
-
-
-def _longer_than_size(
-    sampled: Sequence[Prompt], dataset: Dataset, settings: TuneSettings, listener: TuneListener
-) -> list[Prompt]:
-    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
-    listener.prepared(prompts, len(sampled) - len(prompts))
-    if not prompts:
-        longest = max(len(prompt.input_ids) for prompt in sampled)
-        raise DataError(
-            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
-            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
-        )
-    return prompts
-
-
-def _capture_all(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[Prompt],
-    settings: TuneSettings,
-    store: CaptureStore,
-    listener: TuneListener,
-) -> _Captured:
-    result = _Captured()
-    ends = end_tokens(model, tokenizer)
-    for prompt in prompts:
-        started, seconds, error = time.monotonic(), 0.0, None
-        capture = store.load(prompt.input_ids)
-        if capture is None:
-            try:
-                fresh = capture_prompt(
-                    model,
-                    torch.tensor([prompt.input_ids], device=model.device),
-                    window=settings.window,
-                    decode_tokens=settings.decode_tokens,
-                    end_tokens=ends,
-                )
-            except Exception as failure:
-                if not spares_the_run(failure):
-                    raise
-                printable = "".join(c if c.isprintable() else " " for c in str(failure))
-                error = printable.strip() or type(failure).__name__
-            else:
-                # From here on the file is the only copy, and the page cache the only memory it takes.
-                capture = store.save(prompt.input_ids, fresh)
-            seconds = time.monotonic() - started
-        if capture is None:
-            result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)[:1000]))
-        else:
-            result.prompts.append(prompt)
-            result.captures.append(capture)
-        listener.captured(prompt, seconds, error)
-    if not result.captures:
-        raise ClusterprofError(
-            f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
-        )
-    return result
 
 
 def _open_study(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from clusterprof.data import Prompt
-    from clusterprof.profiling.tune import TuneSettings
+    from clusterprof.profiling.settings import TuneSettings
 
 _LINE_EVERY_S = 3.0
 

@@ -221,7 +221,7 @@ def test_ctrl_c_during_the_capture_says_what_is_kept(
             raise KeyboardInterrupt
         return capture_prompt(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("clusterprof.profiling.tune.capture_prompt", interrupted)
+    monkeypatch.setattr("clusterprof.profiling.collect.capture_prompt", interrupted)
     finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json")
     assert finished.code == 1
     assert finished.out == ""

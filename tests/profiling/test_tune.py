@@ -15,11 +15,12 @@ from clusterprof.data.rows import make_dataset
 from clusterprof.errors import ClusterprofError, CompressionError, DataError, UnsupportedModelError
 from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression
-from clusterprof.profiling import tune as tune_module
+from clusterprof.profiling import collect
 from clusterprof.profiling.capture import capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, mean_scores
-from clusterprof.profiling.tune import TuneResult, TuneSettings, tune
+from clusterprof.profiling.settings import TuneSettings
+from clusterprof.profiling.tune import TuneResult, tune
 from tests.tiny import tiny_llama, tiny_mistral, tiny_tokenizer
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -126,7 +127,7 @@ def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
     loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(loaded, tmp_path, trials=3, storage=None)
-    monkeypatch.setattr(tune_module, "capture_prompt", lambda *arguments, **options: pytest.fail("captured"))
+    monkeypatch.setattr(collect, "capture_prompt", lambda *arguments, **options: pytest.fail("captured"))
     listener = Listener()
     second = run(loaded, tmp_path, trials=6, storage=None, listener=listener)
     assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
@@ -163,7 +164,7 @@ def fail_on(row: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None
             raise error
         return capture_prompt(model, input_ids, **options)
 
-    monkeypatch.setattr(tune_module, "capture_prompt", capture)
+    monkeypatch.setattr(collect, "capture_prompt", capture)
 
 
 @pytest.mark.parametrize("error", [CompressionError("it is not finite"), torch.OutOfMemoryError("x" * 5000)])
@@ -226,7 +227,7 @@ def test_a_model_that_turns_out_unsupported_stops_the_run(tmp_path: Path, monkey
     def capture(*_: Any, **__: Any) -> None:
         raise UnsupportedModelError("Gemma2Attention changes its attention scores.")
 
-    monkeypatch.setattr("clusterprof.profiling.tune.capture_prompt", capture)
+    monkeypatch.setattr("clusterprof.profiling.collect.capture_prompt", capture)
     with pytest.raises(UnsupportedModelError):
         run((tiny_llama(), tiny_tokenizer()), tmp_path)
 

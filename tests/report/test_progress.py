@@ -7,7 +7,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from clusterprof.data import Prompt
-from clusterprof.profiling.tune import TuneSettings
+from clusterprof.profiling.settings import TuneSettings
 from clusterprof.report.progress import TuneProgress, waiting
 
 STORAGE = "postgresql://me:secret@host/db"

@@ -1,0 +1,124 @@
+"""Collecting captures: from sampled rows to prompts worth compressing, and one capture for each."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from clusterprof.data import Dataset, Prompt, Row, build_prompt
+from clusterprof.errors import ClusterprofError, DataError, spares_the_run
+from clusterprof.models import describe_model
+from clusterprof.profile import DroppedSample
+from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
+from clusterprof.profiling.settings import TuneListener, TuneSettings
+from clusterprof.profiling.store import CaptureStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class Captured:
+    """What became of the prompts: those with a capture, and those that were dropped."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    dropped: list[DroppedSample] = field(default_factory=list)
+
+
+def build_prompts(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Sequence[Row],
+    settings: TuneSettings,
+) -> list[Prompt]:
+    """The prompts of rows, cut to what the model's context leaves beside the decoded tokens.
+
+    Raises
+    ------
+    DataError
+        If that is not more than ``size``.
+    """
+    context = describe_model(model).max_position_embeddings or sys.maxsize
+    longest = context - settings.decode_tokens
+    if longest <= settings.size:
+        raise DataError(
+            f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
+            f"{context} for a prompt, which must be longer than --size {settings.size}; lower one of the two."
+        )
+    return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
+
+
+def longer_than_size(
+    sampled: Sequence[Prompt], dataset: Dataset, settings: TuneSettings, listener: TuneListener
+) -> list[Prompt]:
+    """The prompts that there is something to compress of.
+
+    Raises
+    ------
+    DataError
+        If there is none.
+    """
+    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
+    listener.prepared(prompts, len(sampled) - len(prompts))
+    if not prompts:
+        longest = max(len(prompt.input_ids) for prompt in sampled)
+        raise DataError(
+            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
+            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+        )
+    return prompts
+
+
+def capture_all(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Prompt],
+    settings: TuneSettings,
+    store: CaptureStore,
+    listener: TuneListener,
+) -> Captured:
+    """Capture every prompt, or find its capture in the store; one that fails is dropped and named.
+
+    Raises
+    ------
+    ClusterprofError
+        If none is left.
+    """
+    result = Captured()
+    ends = end_tokens(model, tokenizer)
+    for prompt in prompts:
+        started, seconds, error = time.monotonic(), 0.0, None
+        capture = store.load(prompt.input_ids)
+        if capture is None:
+            try:
+                fresh = capture_prompt(
+                    model,
+                    torch.tensor([prompt.input_ids], device=model.device),
+                    window=settings.window,
+                    decode_tokens=settings.decode_tokens,
+                    end_tokens=ends,
+                )
+            except Exception as failure:
+                if not spares_the_run(failure):
+                    raise
+                printable = "".join(c if c.isprintable() else " " for c in str(failure))
+                error = printable.strip() or type(failure).__name__
+            else:
+                # From here on the file is the only copy, and the page cache the only memory it takes.
+                capture = store.save(prompt.input_ids, fresh)
+            seconds = time.monotonic() - started
+        if capture is None:
+            result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)[:1000]))
+        else:
+            result.prompts.append(prompt)
+            result.captures.append(capture)
+        listener.captured(prompt, seconds, error)
+    if not result.captures:
+        raise ClusterprofError(
+            f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
+        )
+    return result

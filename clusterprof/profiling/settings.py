@@ -1,0 +1,68 @@
+"""What a tune is asked for, and who is told what it does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from clusterprof.profiling.objective import ObjectiveName
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from clusterprof.data import Prompt
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What to tune for and how long.
+
+    Attributes
+    ----------
+    size, window : int
+        Prompt tokens kept per head, and how many of them are the observation window.
+    decode_tokens : int
+        Decoded tokens per sample, at most.
+    trials : int
+        Finished trials the study shall have in the end.
+    timeout : float, optional
+        Seconds for the search.
+    fraction, samples : float, int or None
+        Share or number of rows to tune on.
+    study, storage : str, optional
+        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
+    """
+
+    size: int
+    window: int = 32
+    decode_tokens: int = 64
+    trials: int = 50
+    timeout: float | None = None
+    fraction: float = 0.2
+    samples: int | None = None
+    seed: int = 0
+    objective: ObjectiveName = "cosine"
+    study: str | None = None
+    storage: str | None = None
+    tokens: int | None = None
+
+
+class TuneListener(Protocol):
+    """Told what a tune is doing, to show it."""
+
+    def prepared(self, prompts: "Sequence[Prompt]", fitting: int) -> None:
+        """Prompts are built; ``fitting`` more were set aside because they fit in ``size``."""
+
+    def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
+        """A prompt is captured (0 seconds: it was found on disk), or dropped because of ``error``."""
+
+    def searching(self, study: str, storage: str, done: int) -> None:
+        """The search starts; ``done`` trials are there from before."""
+
+    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
+        """A trial ended."""
+
+    def comparing(self, methods: int) -> None:
+        """The search is over; so many methods are scored for the table."""
+
+    def compared(self, label: str) -> None:
+        """A method is scored."""
