@@ -2,8 +2,8 @@
 
     python -m benchmarks.theta_curve [--size 256] [--samples 3] [--num-block 2 8 16]
 
-Shows why the search stops where heads begin to fall back to plain top-k: from there on the cosine rises again,
-to that of plain top-k, while the next-token distributions move away from the full cache's.
+Shows why the search stops where heads begin to fall back to plain top-k: beyond that the cosine rises again, while
+the next-token distributions move further away from the full cache's.
 """
 
 import argparse
