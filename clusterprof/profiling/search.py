@@ -45,10 +45,10 @@ class SearchSpace:
 def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
 
-    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At the
-    high end, the highest peak of one head in 20 is filtered too; such a head falls back to plain top-k,
-    another method, from which the cosine cannot tell clustering (see docs/how-it-works.md). Ends are rounded outwards to one digit, so that they
-    do not depend on the last bits of the captures.
+    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
+    the high end, the highest peak of one head in 20 is filtered too; such a head falls back to plain top-k,
+    another method, from which the cosine cannot tell clustering (see docs/how-it-works.md). Ends are
+    rounded outwards to one digit, so that they do not depend on the last bits of the captures.
     """
     default = ClusterAttn.paper_default(size)
     peaks, highest = [], []
