@@ -61,17 +61,16 @@ def _evaluator(samples: int) -> Evaluator:
     captures = []
     for row in sample_rows(load_dataset("needle", tokenizer=tokenizer), samples=samples):
         prompt = build_prompt(row, tokenizer, max_tokens=8000)
-        capture = store.load(prompt.input_ids)
-        if capture is None:
-            input_ids = torch.tensor([prompt.input_ids])
-            fresh = capture_prompt(
+        capture = store.load(prompt.input_ids) or store.save(
+            prompt.input_ids,
+            capture_prompt(
                 model,
-                input_ids,
+                torch.tensor([prompt.input_ids]),
                 window=WINDOW,
                 decode_tokens=DECODE_TOKENS,
                 end_tokens=end_tokens(model, tokenizer),
-            )
-            capture = store.save(prompt.input_ids, fresh)
+            ),
+        )
         captures.append(capture)
     return Evaluator(model, captures)
 

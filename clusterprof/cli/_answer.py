@@ -10,6 +10,7 @@ import torch
 from transformers import Cache, DynamicCache, GenerationConfig, TextStreamer
 
 from clusterprof.runtime import CompressedCache, CompressedLayer, cache_bytes, compress
+from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import stored
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def answer(
         If the model cannot be compressed.
     """
     model.generation_config = _special_tokens(model.generation_config)
-    config = model.get_decoder().config  # type: ignore[no-untyped-call]
+    config = decoder_of(model).config
     cache = DynamicCache(config=config) if compression is None else CompressedCache(config, compression)
     watch = _Watch(tokenizer, cache, echo=echo, on_first=on_first)
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterprof.report.console import one_line, say
+from clusterprof.report.console import say
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

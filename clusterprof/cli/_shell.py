@@ -47,7 +47,8 @@ def run(app: typer.Typer, args: Sequence[str] | None) -> None:
 
 
 def _fail(session: Session, sentence: str) -> NoReturn:
-    from clusterprof.report.console import message_console, one_line, say
+    from clusterprof.report.console import message_console, say
+    from clusterprof.text import one_line
 
     if session.debug:
         traceback.print_exc()

@@ -54,7 +54,8 @@ def apply(
     """Answer a prompt with a compressed KV cache."""
     text = read_prompt(prompt, prompt_file, dash)
     from clusterprof.profile import Profile
-    from clusterprof.report.console import message_console, one_line, say
+    from clusterprof.report.console import message_console, say
+    from clusterprof.text import one_line
 
     console = message_console()
     loaded = Profile.load(profile)
@@ -156,7 +157,8 @@ def _differences(
     console: "Console",
 ) -> list[str]:
     """What does not match between profile and model, said aloud; an error unless forced."""
-    from clusterprof.report.console import one_line, say
+    from clusterprof.report.console import say
+    from clusterprof.text import one_line
 
     if not force:
         profile.check(model, tokenizer)

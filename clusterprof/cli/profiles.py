@@ -25,8 +25,9 @@ def list_profiles(
 ) -> None:
     """List the profiles in a folder."""
     from clusterprof.profile import Profile
-    from clusterprof.report.console import message_console, one_line, result_console, say
+    from clusterprof.report.console import message_console, result_console, say
     from clusterprof.report.profiles import profiles_table
+    from clusterprof.text import one_line
 
     where = folder or Path("profiles")
     if not where.is_dir():
@@ -86,7 +87,7 @@ def validate_profiles(
 ) -> None:
     """Check profiles, a line each; exit code 1 if one is not valid."""
     from clusterprof.profile import Profile
-    from clusterprof.report.console import one_line
+    from clusterprof.text import one_line
 
     invalid = 0
     for path in paths:

@@ -51,7 +51,8 @@ def tune(
     as_json: opt.Json = False,
 ) -> None:
     """Find num_block and theta for a model, a dataset and a size, and write a profile."""
-    from clusterprof.report.console import message_console, one_line, say
+    from clusterprof.report.console import message_console, say
+    from clusterprof.text import one_line
 
     if size <= window:
         raise typer.BadParameter(f"{size} is not above --window {window}.", param_hint="--size")
@@ -159,13 +160,9 @@ def _run(
     progress: "TuneProgress",
     console: "Console",
 ) -> "TuneResult":
-    import optuna
-
     from clusterprof.profiling.tune import tune
-    from clusterprof.report.console import one_line, say
-
-    # It would tell about every trial between the lines of the progress display.
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    from clusterprof.report.console import say
+    from clusterprof.text import one_line
 
     model, tokenizer = choice.load(console)
     if rows is None:

@@ -59,6 +59,27 @@ class Row:
     answer_prefix: str = ""
 
 
+def question_row(
+    context: str,
+    question: str,
+    *,
+    max_new_tokens: int,
+    answers: tuple[str, ...] = (),
+    between: str = "\n\n",
+) -> Row:
+    """Make a row of one user message: the context, what comes between, and the question at its end."""
+    content = f"{context}{between}{question}"
+    return Row(
+        id="",
+        messages=(Message("user", content),),
+        context=context,
+        question=question,
+        question_start=len(content) - len(question),
+        answers=answers,
+        max_new_tokens=max_new_tokens,
+    )
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Rows with distinct prompts and distinct ids, and where they came from.

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from clusterprof.errors import ProfileError
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_BYTES = 1 << 20
+# Characters of a value or a name that a message quotes.
+_SHOWN = 60
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -31,9 +34,9 @@ def first_problem(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     text = message[0].lower() + message[1:]
     if first["type"] not in ("missing", "json_invalid", "model_type"):
-        text += f" (got {one_line(repr(first['input']))})"
+        text += f" (got {one_line(repr(first['input']), _SHOWN)})"
     if field:
-        text = f"{one_line(field)}: {text}"
+        text = f"{one_line(field, _SHOWN)}: {text}"
     others = len(problems) - 1
     return f"{text}, and {others} more" if others else text
 
@@ -46,7 +49,7 @@ def read(document: type[Document], path: Path) -> Document:
     ProfileError
         In one line, whatever is wrong with the file.
     """
-    shown = one_line(str(path), limit=None)
+    shown = one_line(str(path))
     try:
         text = _read_bytes(path, shown).decode("utf-8-sig")
         profile = document.model_validate_json(text, strict=True)
@@ -79,7 +82,7 @@ def write(document: BaseModel, path: Path) -> None:
     ProfileError
         If it cannot be written; nothing is left behind then.
     """
-    shown = one_line(str(path), limit=None)
+    shown = one_line(str(path))
     text = json.dumps(document.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     data = text.encode()
     if len(data) > MAX_BYTES:
@@ -125,7 +128,7 @@ def _refuse_repeated(pairs: Sequence[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
-            raise ValueError(f"the field {one_line(name)} is there more than once")
+            raise ValueError(f"the field {one_line(name, _SHOWN)} is there more than once")
         seen.add(name)
 
 
@@ -154,9 +157,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def one_line(text: str, limit: int | None = 60) -> str:
-    """Escape what a terminal would not print as itself, and shorten to ``limit`` characters."""
-    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return line if limit is None or len(line) <= limit else f"{line[:limit]}..."

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from clusterprof.profile.files import one_line
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def _model_pairs(expected: ModelIdentity, info: ModelInfo) -> Iterator[tuple[str
     for field in _COMPARED:
         yield field, getattr(expected, field), getattr(info, field)
     for key in sorted(expected.rope.keys() | info.rope.keys()):
-        yield f"rope.{one_line(key)}", expected.rope.get(key), info.rope.get(key)
+        yield f"rope.{one_line(key, 60)}", expected.rope.get(key), info.rope.get(key)
 
 
 def _tokenizer_pairs(

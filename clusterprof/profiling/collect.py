@@ -15,6 +15,7 @@ from clusterprof.profile import DroppedSample
 from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.store import CaptureStore
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,8 +106,7 @@ def capture_all(
             except Exception as failure:
                 if not spares_the_run(failure):
                     raise
-                printable = "".join(c if c.isprintable() else " " for c in str(failure))
-                error = printable.strip() or type(failure).__name__
+                error = one_line(" ".join(str(failure).split())) or type(failure).__name__
             else:
                 # From here on the file is the only copy, and the page cache the only memory it takes.
                 capture = store.save(prompt.input_ids, fresh)

@@ -25,11 +25,6 @@ def _console(*, stderr: bool) -> Console:
     return console
 
 
-def one_line(text: str) -> str:
-    """Escape line breaks and whatever else a terminal would obey instead of print."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def say(console: Console, sentence: str, style: str | None = None) -> None:
     """Print a sentence on one line, however long; the terminal wraps it where it must."""
     console.print(sentence, style=style, soft_wrap=True)

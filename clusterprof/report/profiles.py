@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.report.console import one_line
 from clusterprof.report.numbers import duration_text, parameters_text
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Group

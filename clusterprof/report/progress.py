@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, Self
 
-from clusterprof.report.console import one_line, say
+from clusterprof.report.console import say
 from clusterprof.report.numbers import duration_text, parameters_text
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -1,6 +1,7 @@
 import pytest
 
-from clusterprof.report.console import message_console, one_line, result_console, say
+from clusterprof.report.console import message_console, result_console, say
+from clusterprof.text import one_line
 
 
 def test_one_line_escapes_what_a_terminal_would_obey() -> None:

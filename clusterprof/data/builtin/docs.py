@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from clusterprof.data.builtin.prose import documentation_lines
-from clusterprof.data.rows import Message, Row
+from clusterprof.data.rows import Row, question_row
 
 MAX_NEW_TOKENS = 128
 
@@ -38,14 +38,6 @@ def draw(rng: Random, index: int) -> Callable[[int], Row]:
 
     def make(units: int) -> Row:
         context = "\n".join(text[:units]).strip()
-        content = f"{context}\n\n{question}"
-        return Row(
-            id="",
-            messages=(Message("user", content),),
-            context=context,
-            question=question,
-            question_start=len(context) + 2,
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
+        return question_row(context, question, max_new_tokens=MAX_NEW_TOKENS)
 
     return make

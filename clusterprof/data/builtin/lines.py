@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from clusterprof.data.rows import Message, Row
+from clusterprof.data.rows import Row, question_row
 
 MAX_NEW_TOKENS = 32
 HIGHEST_NUMBER = 50_000
@@ -53,14 +53,11 @@ def draw(rng: Random, index: int) -> Callable[[int], Row]:
             "REGISTER_CONTENT. One of the numbers will be asked for at the end.\n\n" + "\n".join(record)
         )
         question = f"What is the REGISTER_CONTENT in line {asked}? Answer with the number."
-        content = f"{context}\n\nThe record ends here. {question}"
-        return Row(
-            id="",
-            messages=(Message("user", content),),
-            context=context,
-            question=question,
-            question_start=len(content) - len(question),
+        return question_row(
+            context,
+            question,
             answers=(str(numbers[asked]),),
+            between="\n\nThe record ends here. ",
             max_new_tokens=MAX_NEW_TOKENS,
         )
 

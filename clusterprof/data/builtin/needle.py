@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from clusterprof.data.builtin.prose import sentences
-from clusterprof.data.rows import Message, Row
+from clusterprof.data.rows import Row, question_row
 
 MAX_NEW_TOKENS = 32
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -35,15 +35,6 @@ def draw(rng: Random, index: int) -> Callable[[int], Row]:
         haystack = [text[(start + offset) % len(text)] for offset in range(units)]
         haystack.insert(round(depth * units), f"The special magic number for {city} is: {number}.")
         context = " ".join(haystack)
-        content = f"{context}\n\n{question}"
-        return Row(
-            id="",
-            messages=(Message("user", content),),
-            context=context,
-            question=question,
-            question_start=len(context) + 2,
-            answers=(number,),
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
+        return question_row(context, question, answers=(number,), max_new_tokens=MAX_NEW_TOKENS)
 
     return make
