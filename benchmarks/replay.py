@@ -22,6 +22,7 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture, capture_prompt
 from clusterprof.profiling.replay import replay
 from clusterprof.runtime.selection import kept_positions
+from clusterprof.runtime.transformers_names import CACHE
 from tests.reference.naive_trial import full_run, trial_against
 
 Result = TypeVar("Result")
@@ -45,11 +46,11 @@ def main() -> None:
     compression = Compression(
         size=arguments.size, window=32, method=ClusterAttn.paper_default(arguments.size)
     )
-    kept = kept_positions(compression, capture.importance)
+    kept = kept_positions(compression, capture.importance, capture.window)
     tokens = capture.tokens[:-1].tolist()
 
-    replay(model, capture, compression, kept)
-    replay_s, replayed = _timed(lambda: replay(model, capture, compression, _select(compression, capture)), 5)
+    replay(model, capture, kept)
+    replay_s, replayed = _timed(lambda: replay(model, capture, _select(compression, capture)), 5)
     floor_s, _ = _timed(lambda: _floor(model, capture, arguments.size), 5)
     full = full_run(model, input_ids, tokens)
     naive_s, naive = _timed(lambda: trial_against(full, model, input_ids, tokens, kept), 1)
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _select(compression: Compression, capture: Capture) -> torch.Tensor:
-    return kept_positions(compression, capture.importance)
+    return kept_positions(compression, capture.importance, capture.window)
 
 
 @torch.inference_mode()
@@ -74,7 +75,7 @@ def _floor(model: PreTrainedModel, capture: Capture, size: int) -> None:
     cache = DynamicCache(config=model.config)
     for i, layer in capture.layers.items():
         cache.update(layer.keys[None, :, :size], layer.values[None, :, :size], i)
-    model(input_ids=capture.tokens[None, :-1], cache=cache, use_cache=True)
+    model(input_ids=capture.tokens[None, :-1], use_cache=True, **{CACHE: cache})
 
 
 def _timed(run: Callable[[], Result], repeats: int) -> tuple[float, Result]:

@@ -56,12 +56,12 @@ def _print_row(evaluator: Evaluator, size: int, method: MethodConfig, first: str
 
 def _evaluator(samples: int) -> Evaluator:
     model, tokenizer = load_model("builtin")
-    key = fingerprint(model, window=WINDOW, decode_tokens=DECODE_TOKENS)
+    key = fingerprint(model, decode_tokens=DECODE_TOKENS)
     store = CaptureStore(cache_dir() / "captures", key)
     captures = []
     for row in sample_rows(load_dataset("needle", tokenizer=tokenizer), samples=samples):
         prompt = build_prompt(row, tokenizer, max_tokens=8000)
-        capture = store.load(prompt.input_ids) or store.save(
+        capture = store.load(prompt.input_ids, WINDOW) or store.save(
             prompt.input_ids,
             capture_prompt(
                 model,

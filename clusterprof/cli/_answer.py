@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import Cache, DynamicCache, GenerationConfig, TextStreamer
 
-from clusterprof.runtime import CompressedCache, CompressedLayer, cache_bytes, compress
+from clusterprof.runtime import CompressedLayer, cache_bytes, compress
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import stored
+from clusterprof.runtime.transformers_names import CACHE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,7 @@ def answer(
     input_ids: "Tensor",
     compression: "Compression | None",
     *,
+    query_length: int | None,
     max_new_tokens: int,
     echo: bool,
     on_first: Callable[[], None],
@@ -62,6 +64,8 @@ def answer(
         int64 ``(1, prompt_length)`` on the model's device.
     compression : Compression, optional
         What the prompt's cache is compressed to; without it nothing is.
+    query_length : int, optional
+        Tokens of the prompt's question, if that is the observation window.
     echo : bool
         Write the text to stdout as it is generated.
     on_first : callable
@@ -73,24 +77,23 @@ def answer(
         If the model cannot be compressed.
     """
     model.generation_config = _special_tokens(model.generation_config)
-    config = decoder_of(model).config
-    cache = DynamicCache(config=config) if compression is None else CompressedCache(config, compression)
+    cache = DynamicCache(config=decoder_of(model).config)
     watch = _Watch(tokenizer, cache, echo=echo, on_first=on_first)
 
     def generate() -> "Tensor":
         output: Tensor = model.generate(  # type: ignore[operator]
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
-            cache=cache,
             streamer=watch,
             max_new_tokens=max_new_tokens,
+            **{CACHE: cache},
         )
         return output
 
     if compression is None:
         output = generate()
     else:
-        with compress(model, compression):
+        with compress(model, compression, query_length=query_length):
             output = generate()
     steps = len(watch.ticks) - 1
     return Answer(

@@ -81,7 +81,9 @@ def read_prompt(text: str | None, file: Path | None, dash: str | None) -> str:
         raise typer.BadParameter("give exactly one of --prompt TEXT, --prompt-file FILE or -")
     if dash not in (None, "-"):
         raise typer.BadParameter(f"the only argument can be - for standard input, not {dash!r}; see --prompt")
-    prompt = _checked(text) if text is not None else _read(file)
+    if text is not None:
+        check_encoding(text, "The text of --prompt is not UTF-8; put it into a file and use --prompt-file.")
+    prompt = _read(file) if text is None else text
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
     return prompt
@@ -104,12 +106,10 @@ def _read(file: Path | None) -> str:
         ) from error
 
 
-def _checked(text: str) -> str:
+def check_encoding(text: str, complaint: str) -> None:
+    """Raise a DataError with this complaint if a text from the command line is not UTF-8."""
     # What a shell hands over in another encoding arrives as lone surrogates.
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            "The text of --prompt is not UTF-8; put it into a file and use --prompt-file."
-        ) from error
-    return text
+        raise DataError(complaint) from error

@@ -1,7 +1,7 @@
 """`clusterprof apply`: answer a prompt with the KV cache compressed as a profile says."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterprof.cli import _options as opt
-from clusterprof.cli._files import read_prompt
-from clusterprof.cli._model import ModelChoice
+from clusterprof.cli._files import check_encoding, read_prompt
+from clusterprof.cli._model import ModelChoice, profiles_model
 from clusterprof.cli._shell import print_json
-from clusterprof.errors import ClusterprofError, DataError, ModelError
+from clusterprof.errors import ClusterprofError, DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from clusterprof.cli._answer import Answer
+    from clusterprof.data import Prompt
     from clusterprof.profile import Compression, Profile
 
 
@@ -33,6 +34,7 @@ def apply(
     prompt_file: Annotated[
         Path | None, typer.Option(help="A text file with the prompt; - for standard input.")
     ] = None,
+    question: opt.Question = None,
     max_new_tokens: opt.MaxNewTokens = 128,
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer with the full cache too, and show both side by side.")
@@ -53,26 +55,38 @@ def apply(
 ) -> None:
     """Answer a prompt with a compressed KV cache."""
     text = read_prompt(prompt, prompt_file, dash)
+    if question is not None:
+        check_encoding(question, "The text of --question is not UTF-8; type it in a terminal set to UTF-8.")
     from clusterprof.profile import Profile
     from clusterprof.report.console import message_console, say
     from clusterprof.text import one_line
 
     console = message_console()
     loaded = Profile.load(profile)
-    choice = ModelChoice(_model_name(model, loaded), revision, dtype, device, attn, trust_remote_code)
+    if loaded.compression.window == "query" and question is None:
+        raise typer.BadParameter(
+            "the profile's observation window is the prompt's question; give the question here, and the rest of "
+            "the prompt as before.",
+            param_hint="--question",
+        )
+    choice = ModelChoice(profiles_model(model, loaded), revision, dtype, device, attn, trust_remote_code)
     say(console, f"Loading {one_line(choice.id)}")
+
+    import torch
 
     from clusterprof.cli._answer import warm_up
 
     try:
         language_model, tokenizer = choice.load(console)
         forced = _differences(loaded, language_model, tokenizer, force=force, console=console)
-        input_ids = _encode(language_model, tokenizer, text, raw=raw, max_new_tokens=max_new_tokens)
-        prompt_tokens, size = input_ids.shape[1], loaded.compression.size
+        built = _build(language_model, tokenizer, text, question, raw=raw, max_new_tokens=max_new_tokens)
+        query_length = _query_length(built, loaded.compression)
+        input_ids = torch.tensor([built.input_ids], device=language_model.device)
+        prompt_tokens, size = len(built.input_ids), loaded.compression.size
         if prompt_tokens <= size:
             say(console, f"not compressed: the prompt's {prompt_tokens:,} tokens fit in size {size:,}")
         warm_up(language_model, input_ids)
-        ask = partial(_ask, language_model, tokenizer, input_ids, max_new_tokens, console)
+        ask = partial(_ask, language_model, tokenizer, input_ids, query_length, max_new_tokens, console)
         full = ask(None, echo=False) if compare else None
         answered = ask(loaded.compression, echo=not (as_json or compare))
     except KeyboardInterrupt:
@@ -88,6 +102,7 @@ def _ask(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     input_ids: "Tensor",
+    query_length: int | None,
     max_new_tokens: int,
     console: "Console",
     compression: "Compression | None",
@@ -104,6 +119,7 @@ def _ask(
             tokenizer,
             input_ids,
             compression,
+            query_length=query_length,
             max_new_tokens=max_new_tokens,
             echo=echo,
             on_first=stop if echo else lambda: None,
@@ -138,16 +154,6 @@ def _show(
         say(result_console(), comparison_summary(full, answered))
 
 
-def _model_name(named: str | None, profile: "Profile") -> str:
-    from clusterprof.models import BUILTIN_ID, BUILTIN_NAME
-
-    if named is not None:
-        return named
-    if not profile.model.id:
-        raise ModelError("The profile does not name its model; name one with --model.")
-    return BUILTIN_NAME if profile.model.id == BUILTIN_ID else profile.model.id
-
-
 def _differences(
     profile: "Profile",
     model: "PreTrainedModel",
@@ -170,26 +176,48 @@ def _differences(
     return found
 
 
-def _encode(
+def _build(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     text: str,
+    question: str | None,
     *,
     raw: bool,
     max_new_tokens: int,
-) -> "Tensor":
-    """The prompt's tokens, built as the tune built its own, int64 ``(1, prompt_length)``."""
-    import torch
-
+) -> "Prompt":
+    """The prompt, built as the tune built its own."""
     from clusterprof.data import Message, Row, build_prompt
+    from clusterprof.data.rows import question_row
     from clusterprof.models import describe_model
 
-    row = Row(id="prompt", messages=(Message("user", text),), use_chat_template=not raw)
-    tokens = build_prompt(row, tokenizer, max_tokens=sys.maxsize).input_ids
-    context = describe_model(model).max_position_embeddings
-    if context is not None and len(tokens) + max_new_tokens > context:
+    if question is None:
+        row = Row(id="", messages=(Message("user", text),))
+    else:
+        row = question_row(text, question.strip(), max_new_tokens=max_new_tokens)
+    row = replace(row, id="prompt", use_chat_template=not raw)
+    built = build_prompt(row, tokenizer, max_tokens=sys.maxsize)
+    context, tokens = describe_model(model).max_position_embeddings, len(built.input_ids)
+    if context is not None and tokens + max_new_tokens > context:
         raise DataError(
-            f"The prompt has {len(tokens):,} tokens, and with --max-new-tokens {max_new_tokens} that is more than "
+            f"The prompt has {tokens:,} tokens, and with --max-new-tokens {max_new_tokens} that is more than "
             f"the model's context of {context:,}; shorten one of them, or use a model with a longer context."
         )
-    return torch.tensor([tokens], device=model.device)
+    return built
+
+
+def _query_length(prompt: "Prompt", compression: "Compression") -> int | None:
+    """Tokens of the question, if that is the observation window."""
+    if compression.window != "query":
+        return None
+    length = prompt.query_length
+    if length is None:
+        raise DataError(
+            "The question cannot be found among the prompt's tokens (the tokenizer is not a fast one, or its chat "
+            "template rewrites the text); try --raw, or a profile whose window is a number of tokens."
+        )
+    if length >= compression.size:
+        raise DataError(
+            f"The question has {length:,} tokens, and the profile keeps {compression.size:,} of the whole prompt; "
+            "shorten the question, or use a profile of a larger size."
+        )
+    return length

@@ -54,7 +54,7 @@ def tune(
     from clusterprof.report.console import message_console, say
     from clusterprof.text import one_line
 
-    if size <= window:
+    if window != "query" and size <= window:
         raise typer.BadParameter(f"{size} is not above --window {window}.", param_hint="--size")
     if samples is not None and fraction is not None:
         raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
@@ -118,7 +118,9 @@ def _tune(
     except KeyboardInterrupt:
         raise ClusterprofError(progress.interruption()) from None
     say(console, f"Profile written to {path}; try it with")
-    say(console, f"  clusterprof apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt --compare")
+    question = " --question TEXT" if settings.window == "query" else ""
+    trial = f"apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt{question} --compare"
+    say(console, f"  clusterprof {trial}")
     if as_json:
         print_json(_document(result, path))
     else:
@@ -162,6 +164,7 @@ def _run(
 ) -> "TuneResult":
     from clusterprof.profiling.tune import tune
     from clusterprof.report.console import say
+    from clusterprof.report.numbers import window_text
     from clusterprof.text import one_line
 
     model, tokenizer = choice.load(console)
@@ -176,7 +179,8 @@ def _run(
     )
     say(
         console,
-        f"sizes    {settings.size} tokens kept per head, {settings.window} of them the window; "
+        f"sizes    {settings.size} tokens kept per head, the prompt's {window_text(settings.window)} included "
+        "as the window; "
         f"up to {settings.decode_tokens} decoded tokens per prompt",
     )
     with progress:

@@ -18,24 +18,20 @@ class Method(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+    def select(self, importance: Tensor, budget: int) -> Tensor:
         """Choose which prefix tokens survive.
 
         Parameters
         ----------
         importance : Tensor
             Attention that the observation window pays to each prefix token, float32 and non-negative,
-            ``(batch, kv_heads, prefix_length)``.
+            ``(batch, kv_heads, prefix_length)``. Rows hold no padding.
         budget : int
             Prefix tokens to keep per head, at most ``prefix_length``.
-        lengths : Tensor, optional
-            ``(batch,)``: row ``b`` holds tokens at ``[0, lengths[b])`` and padding after them.
-            Without it every row is full.
 
         Returns
         -------
         Tensor
-            ``(batch, kv_heads, budget)`` positions, int64, sorted ascending. A row with fewer tokens than
-            ``budget`` keeps all of them and fills up with padding.
+            ``(batch, kv_heads, budget)`` positions, int64, sorted ascending.
         """
         raise NotImplementedError

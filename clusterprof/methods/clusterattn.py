@@ -43,28 +43,23 @@ class ClusterAttn(Method):
         """The paper's values for a compression size (Table 1, Figure 12), log-linear in between."""
         return cls(num_block=8, theta=_paper_theta(size))
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+    def select(self, importance: Tensor, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, local_mean, valid_positions
+        from clusterprof.methods.ranking import keep_highest, local_mean
 
-        valid = valid_positions(importance, lengths)
-        if valid is not None:
-            importance = importance.where(valid, 0)
-        covered, clustered = self._clusters(importance, budget, valid)
-        gaps = importance if self.gap_pool == 1 else local_mean(importance, self.gap_pool, lengths)
+        covered, clustered = self._clusters(importance, budget)
         # Without a single centre there are no gaps between clusters: plain top-k.
-        score = importance.where(covered | ~clustered, gaps)
-        return keep_highest(score, budget, first=covered, valid=valid)
+        score = importance.where(covered | ~clustered, local_mean(importance, self.gap_pool))
+        return keep_highest(score, budget, first=covered)
 
-    def _clusters(self, importance: Tensor, budget: int, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _clusters(self, importance: Tensor, budget: int) -> tuple[Tensor, Tensor]:
         """Positions inside a cluster ``(batch, heads, length)``; heads with any cluster ``(batch, heads, 1)``."""
         import torch
 
         length = importance.shape[-1]
         block = max(1, budget // self.num_block)
-        # Short last block and padding: -1 is below every importance and every theta.
-        peaks = importance if valid is None else importance.where(valid, -1)
-        peaks = torch.nn.functional.pad(peaks, (0, -length % block), value=-1)
+        # A short last block is filled up with -1, below every importance and every theta.
+        peaks = torch.nn.functional.pad(importance, (0, -length % block), value=-1)
         peaks = peaks.view(*peaks.shape[:-1], -1, block)
         centre_importance, offset = peaks.max(dim=-1)
         centres = offset + torch.arange(0, peaks.shape[-2] * block, block, device=offset.device)

@@ -31,11 +31,8 @@ class SnapKV(Method):
             raise ValueError("kernel_size must be odd, so that its window is centred")
         return value
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+    def select(self, importance: Tensor, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, local_mean, valid_positions
+        from clusterprof.methods.ranking import keep_highest, local_mean
 
-        valid = valid_positions(importance, lengths)
-        if valid is not None:
-            importance = importance.where(valid, 0)
-        return keep_highest(local_mean(importance, self.kernel_size, lengths), budget, valid=valid)
+        return keep_highest(local_mean(importance, self.kernel_size), budget)

@@ -24,17 +24,12 @@ class StreamingLLM(Method):
     name: Literal["streaming_llm"] = "streaming_llm"
     initial_tokens: int = Field(default=4, ge=0, le=1_000_000)
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+    def select(self, importance: Tensor, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
         import torch
 
-        from clusterprof.methods.ranking import keep_highest, valid_positions
-
-        positions = torch.arange(importance.shape[-1], device=importance.device, dtype=torch.float32)
-        return keep_highest(
-            positions.expand_as(importance),
-            budget,
-            # A budget below the initial tokens goes to the earliest of them.
-            first=positions < min(self.initial_tokens, budget),
-            valid=valid_positions(importance, lengths),
-        )
+        batch, heads, length = importance.shape
+        # A budget below the initial tokens goes to the earliest of them: then the slice is empty.
+        kept = torch.arange(budget, device=importance.device)
+        kept[self.initial_tokens :] += length - budget
+        return kept.expand(batch, heads, -1)

@@ -15,8 +15,8 @@ class TopK(Method):
 
     name: Literal["topk"] = "topk"
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
+    def select(self, importance: Tensor, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, valid_positions
+        from clusterprof.methods.ranking import keep_highest
 
-        return keep_highest(importance, budget, valid=valid_positions(importance, lengths))
+        return keep_highest(importance, budget)

@@ -1,6 +1,7 @@
 """The profile: what a tune found, for which model and data, in one checked file."""
 
 from clusterprof.profile.document import Profile
+from clusterprof.profile.fields import Window
 from clusterprof.profile.files import MAX_BYTES, first_problem
 from clusterprof.profile.location import profile_path
 from clusterprof.profile.sections import (
@@ -31,6 +32,7 @@ __all__ = [
     "Results",
     "Score",
     "Search",
+    "Window",
     "first_problem",
     "profile_path",
 ]

@@ -4,7 +4,17 @@ import json
 from datetime import datetime
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, JsonValue, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 # Above 2**53 JSON readers that store numbers as doubles lose digits.
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -46,6 +56,14 @@ def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
+def _one_problem(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    # Otherwise each kind of window would have a complaint of its own.
+    try:
+        return validate(value)
+    except ValidationError as error:
+        raise ValueError('it must be "query" or a whole number from 1 to 2**53') from error
+
+
 def _ordered(value: Ends) -> Ends:
     if value[0] > value[1]:
         raise ValueError("the first number must not be above the second")
@@ -70,6 +88,7 @@ def without_credentials(url: str) -> str:
 
 
 SchemaVersion = Annotated[Literal[1], BeforeValidator(_first_version)]
+Window = Annotated[PositiveCount | Literal["query"], WrapValidator(_one_problem)]
 FiniteJson = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Interval = Annotated[tuple[Value, Value], AfterValidator(_ordered)]
 ThetaRange = Annotated[tuple[Share, Share], AfterValidator(_ordered)]

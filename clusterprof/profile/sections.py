@@ -26,6 +26,7 @@ from clusterprof.profile.fields import (
     ThetaRange,
     UtcTime,
     Value,
+    Window,
 )
 
 if TYPE_CHECKING:
@@ -124,13 +125,13 @@ class Compression(Section):
 
     Attributes
     ----------
-    window : int
-        Length of the observation window, in tokens.
+    window : int or "query"
+        Length of the observation window, in tokens, or the prompt's question (the paper's own definition).
     size : int
-        Prompt tokens kept per KV head, the window included; above ``window``.
+        Prompt tokens kept per KV head, the window included; above ``window``, and at least 2.
     """
 
-    window: PositiveCount
+    window: Window
     size: PositiveCount
     method: MethodConfig
 
@@ -139,7 +140,10 @@ class Compression(Section):
     def _above_window(cls, size: int, info: ValidationInfo) -> int:
         # A window that is itself invalid is missing here and already reported.
         window = info.data.get("window", 0)
-        if size <= window:
+        if window == "query":
+            if size < 2:
+                raise ValueError("with the question as the window it must be at least 2")
+        elif size <= window:
             raise ValueError(f"with a window of {window} it must be at least {window + 1}")
         return size
 

@@ -13,6 +13,7 @@ from clusterprof.profiling.attention import decode_scores
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import check_finite, has_full_attention, plain_layers, stored
 from clusterprof.runtime.importance import window_importance
+from clusterprof.runtime.transformers_names import CACHE
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Recorder:
     queries: dict[int, list[Tensor]] = field(default_factory=dict)
     scaling: float = 0.0
 
-    def begin(self, cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer:
+    def begin(self, cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
         return self.prefill if not self.importance else self.decode
 
     def prefill(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -146,7 +147,7 @@ def capture_prompt(
     )
 
     def next_token_log_probs(tokens: Tensor) -> Tensor:
-        output = model(input_ids=tokens, cache=cache, use_cache=True, **last_only)
+        output = model(input_ids=tokens, use_cache=True, **{CACHE: cache}, **last_only)
         logits: Tensor = output.logits[0, -1]
         if not torch.isfinite(logits).all():
             raise CompressionError("The model's logits are not finite.")

@@ -41,7 +41,7 @@ def build_prompts(
     Raises
     ------
     DataError
-        If that is not more than ``size``.
+        If that is not more than ``size``, or a prompt's question is to be its window and is not known.
     """
     context = describe_model(model).max_position_embeddings or sys.maxsize
     longest = context - settings.decode_tokens
@@ -50,7 +50,25 @@ def build_prompts(
             f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
             f"{context} for a prompt, which must be longer than --size {settings.size}; lower one of the two."
         )
-    return [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
+    prompts = [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
+    if settings.window == "query":
+        for row, prompt in zip(rows, prompts, strict=True):
+            if prompt.query_length is None:
+                raise DataError(_unknown_question(row))
+    return prompts
+
+
+def _unknown_question(row: Row) -> str:
+    if row.question_start is None:
+        return (
+            f"--window query needs each prompt's question, and row {row.id!r} does not tell it from the rest; "
+            "give rows with 'context' and 'question', or use --window N."
+        )
+    return (
+        f"--window query needs to know which tokens are the question, and in row {row.id!r} it cannot be found "
+        "among the prompt's (the tokenizer is not a fast one, or its chat template rewrites the text); "
+        "use --window N."
+    )
 
 
 def longer_than_size(
@@ -92,14 +110,16 @@ def capture_all(
     result = Captured()
     ends = end_tokens(model, tokenizer)
     for prompt in prompts:
-        started, seconds, error = time.monotonic(), 0.0, None
-        capture = store.load(prompt.input_ids)
-        if capture is None:
+        started, seconds = time.monotonic(), 0.0
+        window = _window(prompt, settings)
+        error = _overlong(window, settings.size)
+        capture = None if error else store.load(prompt.input_ids, window)
+        if not error and capture is None:
             try:
                 fresh = capture_prompt(
                     model,
                     torch.tensor([prompt.input_ids], device=model.device),
-                    window=settings.window,
+                    window=window,
                     decode_tokens=settings.decode_tokens,
                     end_tokens=ends,
                 )
@@ -122,3 +142,20 @@ def capture_all(
             f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
         )
     return result
+
+
+def _window(prompt: Prompt, settings: TuneSettings) -> int:
+    if settings.window != "query":
+        return settings.window
+    assert prompt.query_length is not None
+    return prompt.query_length
+
+
+def _overlong(window: int, size: int) -> str | None:
+    """Why a question cannot be the window, if it cannot; a number of tokens is known to be below ``size``."""
+    if window < size:
+        return None
+    return (
+        f"Its question has {window} tokens and leaves nothing of --size {size} for the rest of the prompt; "
+        "raise --size, or use --window N."
+    )

@@ -45,10 +45,10 @@ class Evaluator:
         return [self._sample_scores(i, compression) for i in range(len(self.captures))]
 
     def _sample_scores(self, i: int, compression: Compression) -> Scores:
-        kept = kept_positions(compression, self._importance[i])
+        kept = kept_positions(compression, self._importance[i], self.captures[i].window)
         key = kept.to(torch.int32).numpy().tobytes()
         if key not in self._known[i]:
-            self._known[i][key] = _scores(replay(self.model, self.captures[i], compression, kept))
+            self._known[i][key] = _scores(replay(self.model, self.captures[i], kept))
             self.replays += 1
         return self._known[i][key]
 

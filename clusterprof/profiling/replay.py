@@ -8,11 +8,11 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof.errors import CompressionError
-from clusterprof.profile import Compression
 from clusterprof.profiling.attention import decode_scores
 from clusterprof.profiling.capture import Capture, LayerCapture
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
-from clusterprof.runtime.cache import CompressedLayer, plain_layers
+from clusterprof.runtime.cache import CompressedLayer, plain_layers, stored
+from clusterprof.runtime.transformers_names import CACHE
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Comparer:
     cosine: list[Tensor] = field(default_factory=list)
     cosine_padded: list[Tensor] = field(default_factory=list)
 
-    def begin(self, cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer:
+    def begin(self, cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
         return self.compare
 
     def compare(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -70,7 +70,7 @@ class _Comparer:
 
 
 @torch.inference_mode()
-def replay(model: PreTrainedModel, capture: Capture, compression: Compression, kept: Tensor) -> Replay:
+def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
     """Run the decoded tokens of a capture over a compressed cache, in one forward, and compare.
 
     One causal forward of all tokens equals single steps, because the tokens are given.
@@ -81,8 +81,6 @@ def replay(model: PreTrainedModel, capture: Capture, compression: Compression, k
         The model that was captured.
     capture : Capture
         Of one prompt.
-    compression : Compression
-        What ``kept`` follows.
     kept : Tensor
         int64 ``(layers, kv_heads, size)``, sorted prompt positions per full-attention layer.
 
@@ -98,7 +96,7 @@ def replay(model: PreTrainedModel, capture: Capture, compression: Compression, k
     """
     layers = plain_layers(decoder_of(model).config)
     for positions, (i, layer) in zip(kept, capture.layers.items(), strict=True):
-        layers[i] = _restored(layer, compression, positions, model.device)
+        layers[i] = _restored(layer, positions, model.device)
     for i, (keys, values) in capture.sliding.items():
         layers[i].update(keys[None].to(model.device), values[None].to(model.device))
         assert isinstance(layers[i], DynamicSlidingWindowLayer)
@@ -108,7 +106,7 @@ def replay(model: PreTrainedModel, capture: Capture, compression: Compression, k
     comparer = _Comparer(capture)
     with observe_attention(model, comparer.begin):
         logits = model(
-            input_ids=capture.tokens[None, :-1].to(model.device), cache=cache, use_cache=True
+            input_ids=capture.tokens[None, :-1].to(model.device), use_cache=True, **{CACHE: cache}
         ).logits[0]
 
     cosine, cosine_padded = torch.stack(comparer.cosine), torch.stack(comparer.cosine_padded)
@@ -129,15 +127,12 @@ def replay(model: PreTrainedModel, capture: Capture, compression: Compression, k
     )
 
 
-def _restored(
-    layer: LayerCapture, compression: Compression, kept: Tensor, device: torch.device
-) -> CompressedLayer:
+def _restored(layer: LayerCapture, kept: Tensor, device: torch.device) -> CompressedLayer:
     """A cache layer as it is right after its prompt was compressed to ``kept``: ``(kv_heads, size)``."""
-    restored = CompressedLayer(compression)
-    restored.lazy_initialization(layer.keys, layer.values)
-    restored.keys, restored.values = layer.keys[None], layer.values[None]
-    restored.awaits_observation = False
+    restored = CompressedLayer.holding(layer.keys[None], layer.values[None])
     restored.keep(kept[None])
+    # Only now: of a long prompt that is little of what was captured.
+    keys, values = stored(restored)
+    restored.keys, restored.values = keys.to(device), values.to(device)
     restored.device = device
-    restored.keys, restored.values = restored.keys.to(device), restored.values.to(device)
     return restored

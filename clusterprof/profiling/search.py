@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
 from clusterprof.methods import ClusterAttn
-from clusterprof.profile import Compression
+from clusterprof.profile import Compression, Window
 from clusterprof.profile.fields import without_credentials
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
@@ -32,7 +32,7 @@ class SearchSpace:
     """
 
     size: int
-    window: int
+    window: Window
     theta_range: tuple[float, float]
 
     def compression(self, num_block: int, theta: float) -> Compression:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from clusterprof.profile import Window
 from clusterprof.profiling.objective import ObjectiveName
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ class TuneSettings:
 
     Attributes
     ----------
-    size, window : int
-        Prompt tokens kept per head, and how many of them are the observation window.
+    size : int
+        Prompt tokens kept per head, the window included.
+    window : int or "query"
+        Length of the observation window, in tokens, or each prompt's own question.
     decode_tokens : int
         Decoded tokens per sample, at most.
     trials : int
@@ -33,7 +36,7 @@ class TuneSettings:
     """
 
     size: int
-    window: int = 32
+    window: Window = 32
     decode_tokens: int = 64
     trials: int = 50
     timeout: float | None = None
@@ -53,7 +56,7 @@ class TuneListener(Protocol):
         """Prompts are built; ``fitting`` more were set aside because they fit in ``size``."""
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
-        """A prompt is captured (0 seconds: it was found on disk), or dropped because of ``error``."""
+        """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""
 
     def searching(self, study: str, storage: str, done: int) -> None:
         """The search starts; ``done`` trials are there from before."""

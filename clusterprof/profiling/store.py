@@ -28,7 +28,7 @@ _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 @dataclass(frozen=True)
 class CaptureStore:
-    """The captures of one model under one window and decode length.
+    """The captures of one model under one decode length.
 
     Files of the least recently used captures are deleted when all of them together exceed ``limit_bytes``.
 
@@ -37,7 +37,7 @@ class CaptureStore:
     folder : Path
         Shared by all models; created when the first capture is saved.
     fingerprint : str
-        Of model, window, decode length and library versions; see :func:`fingerprint`.
+        Of model, decode length and library versions; see :func:`fingerprint`.
     limit_bytes : int
         For the whole folder.
     """
@@ -46,14 +46,14 @@ class CaptureStore:
     fingerprint: str
     limit_bytes: int = 20 * 2**30
 
-    def path(self, input_ids: tuple[int, ...]) -> Path:
-        """File of a prompt's capture, whether or not it exists."""
-        key = hashlib.sha256(f"{self.fingerprint}:{list(input_ids)}".encode()).hexdigest()
+    def path(self, input_ids: tuple[int, ...], window: int) -> Path:
+        """File of a prompt's capture under a window of so many tokens, whether or not it exists."""
+        key = hashlib.sha256(f"{self.fingerprint}:{window}:{list(input_ids)}".encode()).hexdigest()
         return self.folder / f"{key[:40]}.safetensors"
 
-    def load(self, input_ids: tuple[int, ...]) -> Capture | None:
+    def load(self, input_ids: tuple[int, ...], window: int) -> Capture | None:
         """Memory-map a capture, or return None if there is none or its file is damaged."""
-        path = self.path(input_ids)
+        path = self.path(input_ids, window)
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -75,7 +75,7 @@ class CaptureStore:
         ClusterprofError
             If it cannot be written, for instance because the disk is full.
         """
-        path = self.path(input_ids)
+        path = self.path(input_ids, capture.window)
         temporary = path.with_suffix(f".{uuid4().hex}.tmp")
         header = {
             "prompt_length": capture.prompt_length,
@@ -96,7 +96,7 @@ class CaptureStore:
                 temporary.unlink()
         self._trim(keep=path)
         # Another process may already have deleted it to stay within the limit.
-        return self.load(input_ids) or capture
+        return self.load(input_ids, capture.window) or capture
 
     def _trim(self, keep: Path) -> None:
         files = []
@@ -116,8 +116,8 @@ class CaptureStore:
                     file.unlink()
 
 
-def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) -> str:
-    """SHA-256 over what a capture depends on besides its prompt.
+def fingerprint(model: "PreTrainedModel", *, decode_tokens: int) -> str:
+    """SHA-256 over what a capture depends on besides its prompt and window.
 
     A model is recognised by its configuration and by sums over each of its tensors, so a folder whose files
     changed is another model, and a copy under another name is the same one.
@@ -135,7 +135,7 @@ def fingerprint(model: "PreTrainedModel", *, window: int, decode_tokens: int) ->
     end_tokens = model.generation_config.eos_token_id if model.generation_config else None
     backend = model.config._attn_implementation
     versions = f"{_VERSION} {torch.__version__} {transformers.__version__}"
-    digest.update(f"{versions} {model.device.type} {backend} {window} {decode_tokens} {end_tokens}".encode())
+    digest.update(f"{versions} {model.device.type} {backend} {decode_tokens} {end_tokens}".encode())
     return digest.hexdigest()
 
 

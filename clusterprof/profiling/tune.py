@@ -91,7 +91,7 @@ def tune(
     )
 
     started = time.monotonic()
-    model_fingerprint = fingerprint(model, window=settings.window, decode_tokens=settings.decode_tokens)
+    model_fingerprint = fingerprint(model, decode_tokens=settings.decode_tokens)
     store = CaptureStore(cache_dir / "captures", model_fingerprint)
     captured = capture_all(model, tokenizer, prompts, settings, store, listener)
     capture_s = time.monotonic() - started
@@ -156,7 +156,7 @@ def _open_study(
     cache_dir: Path,
 ) -> optuna.Study:
     """Open the study of exactly this model, these prompts and these settings."""
-    parts = [model_fingerprint, settings.size, settings.objective, settings.seed]
+    parts = [model_fingerprint, settings.size, settings.window, settings.objective, settings.seed]
     parts += [prompt.input_ids for prompt in prompts]
     study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
     name = settings.study or f"{Path(dataset.name).stem}-{settings.size}-{study_fingerprint[:8]}"

@@ -1,7 +1,10 @@
-"""Numbers as people read them: sizes, durations, hyperparameters."""
+"""Numbers as people read them: sizes, durations, windows, hyperparameters."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterprof.profile import Window
 
 
 def size_text(size: float) -> str:
@@ -21,6 +24,11 @@ def duration_text(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def window_text(window: "Window") -> str:
+    """Return which part of a prompt is the observation window: "last 32 tokens" or "question"."""
+    return "question" if window == "query" else f"last {window} tokens"
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:

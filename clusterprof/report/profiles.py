@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import duration_text, parameters_text
+from clusterprof.report.numbers import duration_text, parameters_text, window_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
     from rich.table import Table
 
     table = Table()
-    for heading in ("profile", "model", "dataset", "size", "method", "objective"):
+    for heading in ("profile", "model", "dataset", "size", "window", "method", "objective"):
         table.add_column(heading, overflow="fold")
     for path, profile in profiles.items():
         method = profile.compression.method
@@ -29,6 +29,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
             _short(profile.model.id),
             _short(profile.dataset.name),
             str(profile.compression.size),
+            "question" if profile.compression.window == "query" else str(profile.compression.window),
             f"{method.name}: {parameters_text(method.model_dump())}".removesuffix(": "),
             f"{tuning.objective} {tuning.value:.4f}",
         )
@@ -75,7 +76,7 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         ),
         (
             "compression",
-            f"{compression.size} tokens per head, the last {compression.window} of the prompt included",
+            f"{compression.size} tokens per head, the prompt's {window_text(compression.window)} included",
         ),
         ("method", f"{compression.method.name}: {parameters_text(compression.method.model_dump())}"),
         ("result", f"{tuning.objective} {tuning.value:.4f} on {tuning.samples} samples{interval}"),

@@ -3,82 +3,19 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from clusterprof.report.console import say
+from clusterprof.report.display import display_for
 from clusterprof.report.numbers import duration_text, parameters_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from rich.console import Console
-    from rich.progress import TaskID
 
     from clusterprof.data import Prompt
     from clusterprof.profiling.settings import TuneSettings
-
-_LINE_EVERY_S = 3.0
-
-
-class _Display(Protocol):
-    """Shows one phase at a time."""
-
-    def begin(self, title: str, total: int, completed: int = 0) -> None: ...
-
-    def update(self, completed: int, note: str) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class _Bars:
-    """For terminals."""
-
-    def __init__(self, console: "Console") -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-        from rich.progress import TimeElapsedColumn as Elapsed
-
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            Elapsed(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-        )
-        self._task: TaskID | None = None
-
-    def begin(self, title: str, total: int, completed: int = 0) -> None:
-        self._progress.start()
-        self._task = self._progress.add_task(title, total=total, completed=completed, note="")
-
-    def update(self, completed: int, note: str) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, completed=completed, note=note)
-
-    def end(self) -> None:
-        self._progress.stop()
-
-
-class _Lines:
-    """For logs: the first and the last step of a phase, and one every few seconds in between."""
-
-    def __init__(self, console: "Console") -> None:
-        self._console = console
-        self._title, self._total, self._said = "", 0, -_LINE_EVERY_S
-
-    def begin(self, title: str, total: int, completed: int = 0) -> None:
-        self._title, self._total, self._said = title, total, -_LINE_EVERY_S
-        say(self._console, f"{title} {completed}/{total}")
-
-    def update(self, completed: int, note: str) -> None:
-        now = time.monotonic()
-        if completed >= self._total or now - self._said >= _LINE_EVERY_S:
-            self._said = now
-            say(self._console, f"{self._title} {completed}/{self._total}  {note}")
-
-    def end(self) -> None:
-        pass
 
 
 class TuneProgress:
@@ -94,7 +31,7 @@ class TuneProgress:
 
     def __init__(self, console: "Console", settings: "TuneSettings") -> None:
         self._console, self._settings = console, settings
-        self._display: _Display = _Bars(console) if console.is_terminal else _Lines(console)
+        self._display = display_for(console)
         self._prompts: list[Prompt] = []
         self._seen = self._kept = 0
         self._tokens_run, self._seconds_run = 0, 0.0
@@ -134,11 +71,14 @@ class TuneProgress:
         if seconds > 0:
             self._tokens_run += len(prompt.input_ids)
             self._seconds_run += seconds
-        self._display.update(self._seen, self._capture_note(prompt, seconds))
+        self._display.update(self._seen, self._capture_note(prompt, seconds, left_out=error is not None))
 
-    def _capture_note(self, prompt: "Prompt", seconds: float) -> str:
-        length = len(prompt.input_ids)
-        note = f"{length:,} tokens in {seconds:.1f} s" if seconds > 0 else f"{length:,} tokens, found on disk"
+    def _capture_note(self, prompt: "Prompt", seconds: float, *, left_out: bool) -> str:
+        note = f"{len(prompt.input_ids):,} tokens"
+        if left_out:
+            note += ", left out"
+        else:
+            note += f" in {seconds:.1f} s" if seconds > 0 else ", found on disk"
         remaining = sum(len(later.input_ids) for later in self._prompts[self._seen :])
         if remaining and self._tokens_run:
             note += f", {_left(remaining * self._seconds_run / self._tokens_run)}"

@@ -7,17 +7,19 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clusterprof.errors import CompressionError, UnsupportedModelError
+from clusterprof.runtime.transformers_names import CACHE
 
 # Called after a layer's attention: (layer index, query after RoPE, keys not repeated, scaling).
 Observer = Callable[[int, Tensor, Tensor, float], None]
-# Called before a forward: (cache, attention mask as given, number of new tokens) -> its observer, if any.
-Begin = Callable[[Cache | None, Any, int], Observer | None]
+# Called before a forward: (cache, attention mask as given, (batch, new tokens)) -> its observer, if any.
+Begin = Callable[[Cache | None, Any, torch.Size], Observer | None]
 
 _PREFIX = "clusterprof_"
 _KWARG = "attention_observer"
@@ -61,10 +63,33 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The stack of layers inside a causal language model."""
+    """The stack of layers inside a causal language model.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it is another kind of model, or its cache does not hold the keys and values of its heads.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder, and clusterprof compresses the prompts of decoder-only language models; "
+            "use one of these (Llama, Mistral, Qwen, Gemma 3, Phi-3, ...)."
+        )
+    if not model.can_generate():
+        raise UnsupportedModelError(
+            f"{name} does not generate text, so there is no cache to compress; load the model as a causal language "
+            "model (AutoModelForCausalLM)."
+        )
     decoder = model.get_decoder()  # type: ignore[no-untyped-call]
     if not isinstance(decoder, PreTrainedModel):
         raise _unsupported(model)
+    # Up to 5.23 some of these models cache the keys and values that they unfold, later all of them the latent.
+    if getattr(decoder.config, "kv_lora_rank", None) is not None:
+        raise UnsupportedModelError(
+            f"{name} has multi-head latent attention, whose cache holds one latent for all heads instead of keys and "
+            "values for each, which clusterprof does not support; use a model with plain multi-head attention."
+        )
     return decoder
 
 
@@ -95,12 +120,12 @@ class _ForwardHook(threading.local):
         tokens = kwargs.get("input_ids")
         if tokens is None:
             tokens = kwargs["inputs_embeds"]
-        # `past_key_values` is the older name of `cache`; transformers renames it inside the forward.
-        name = "past_key_values" if kwargs.get("past_key_values") is not None else "cache"
+        # Newer versions of transformers still take the older name and rename it inside the forward.
+        name = "past_key_values" if kwargs.get("past_key_values") is not None else CACHE
         cache = kwargs.get(name)
         if cache is None and kwargs.get("use_cache") is not False:
             cache = kwargs[name] = DynamicCache(config=decoder.config)
-        observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[1])
+        observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[:2])
         self.expected, self.seen = [], []
         if observer is None:
             return (), kwargs
@@ -138,7 +163,7 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     ) -> tuple[Tensor, Tensor | None]:
         observer: Observer | None = kwargs.pop(_KWARG, None)
         if observer is not None:
-            _refuse_other_softmax(module, kwargs)
+            _refuse_other_softmax(module, attention_mask, kwargs)
         output = _backend_function(backend, module)(
             _BackendView(module, backend) if "flash" in backend else module,
             query,
@@ -156,14 +181,17 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attention
 
 
-def _refuse_other_softmax(module: nn.Module, kwargs: dict[str, Any]) -> None:
+def _refuse_other_softmax(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
     # Gemma 2 caps its scores, gpt-oss adds a sink to them, others a bias: importance would be of another model.
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} changes its attention scores ({name}), which clusterprof does not "
-                "support; use a model with plain scaled dot-product attention."
-            )
+    changes = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    # Doge's is not only a mask, but a bias.
+    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] > 1:
+        changes.append("a mask for each head")
+    if changes:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} changes its attention scores ({', '.join(changes)}), which clusterprof does not "
+            "support; use a model with plain scaled dot-product attention."
+        )
 
 
 def _backend_function(backend: str, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:

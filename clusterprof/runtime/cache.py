@@ -1,130 +1,269 @@
 """The compressed KV cache: full positions outside, `size` prompt tokens per head inside."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticSlidingWindowLayer,
+)
 
 from clusterprof.errors import CompressionError, UnsupportedModelError
 from clusterprof.profile import Compression, Profile
-from clusterprof.runtime.importance import window_importance
-from clusterprof.runtime.selection import kept_positions
+
+# Decoded tokens per head that a buffer grows by: one copy of the cache in so many steps, and at most so many
+# slots allocated in vain.
+GROWTH = 64
 
 
 class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """One full-attention layer's cache, which shrinks to ``size`` tokens per KV head after the prefill.
+    """One full-attention layer's cache, from which tokens are evicted inside `compress()`.
 
-    To the model it keeps the prompt's full length, so that positions and masks of later tokens are right.
+    To the model it keeps its full length, so that positions and masks of later tokens are right. `keys` and
+    `values` are buffers, ``(batch, kv_heads, capacity, head_dim)``, whose first `stored` slots are in use.
 
     Attributes
     ----------
-    evicted : int
-        Prompt tokens per head that are no longer stored.
+    stored, evicted : int
+        Tokens per head that are in the cache, and that no longer are.
+    prompt, evicted_of_prompt : int
+        Slots at the front that hold what is left of the prompt, and what it lost; decoded tokens come after them.
+    settled : int
+        Slots at the front that the last eviction left; they cannot be cropped.
+    queries : Tensor, optional
+        The latest queries, ``(batch, heads, at most window, head_dim)``, while an eviction may need them.
+    observed : int
+        Tokens that `compress()` has seen pass, up to the last of `queries`. What it has not seen, it could not evict.
+    continued : bool
+        Whether more tokens came after the first ones.
     """
 
-    def __init__(self, compression: Compression) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.compression = compression
-        self.evicted = 0
-        self.awaits_observation = True
-        self.decoding = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.stored = self.evicted = self.settled = 0
+        self.prompt = self.evicted_of_prompt = 0
+        self.queries: Tensor | None = None
+        self.observed, self.continued = 0, False
+
+    @classmethod
+    def holding(cls, keys: Tensor, values: Tensor) -> Self:
+        """A layer as it is after the prefill of a prompt with these keys and values."""
+        layer = cls()
+        layer.update(keys, values)
+        layer.observed = layer.stored
+        return layer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append new tokens: ``(batch, kv_heads, new_tokens, head_dim)`` each."""
-        if self.get_seq_length() > 0:
-            if self.awaits_observation:
+        """Append new tokens, ``(batch, kv_heads, new_tokens, head_dim)`` each; returns all that is stored."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.stored == 0:
+            # Most of it is about to be evicted: a copy would be in vain.
+            self.keys, self.values = key_states, value_states
+        else:
+            if self.observed == 0:
                 raise CompressionError(
                     "The prompt of this cache was prefilled outside compress(), so nothing was compressed; "
                     "run the prefill inside `with compress(model, profile):`."
                 )
-            self.decoding = True
-        return super().update(key_states, value_states, *args, **kwargs)
+            self.continued = True
+            self._append(key_states, value_states)
+        self.stored += key_states.shape[-2]
+        return stored(self)
+
+    def _append(self, key_states: Tensor, value_states: Tensor) -> None:
+        assert self.keys is not None
+        assert self.values is not None
+        end = self.stored + key_states.shape[-2]
+        # What was allocated in inference mode may only be written there.
+        writable = not self.keys.is_inference() or torch.is_inference_mode_enabled()
+        if end > self.keys.shape[-2] or not writable:
+            capacity = self.stored + -(-key_states.shape[-2] // GROWTH) * GROWTH
+            self.keys, self.values = (_buffer_with(tensor, capacity) for tensor in stored(self))
+        self.keys[..., self.stored : end, :] = key_states
+        self.values[..., self.stored : end, :] = value_states
+
+    def keep(self, positions: Tensor, end: int | None = None) -> None:
+        """Evict all of the first ``end`` slots (by default, of all) but these.
+
+        Parameters
+        ----------
+        positions : Tensor
+            int64 ``(batch, kv_heads, kept)``, sorted.
+        """
+        keys, values = stored(self)
+        kept, end = positions.shape[-1], self.stored if end is None else end
+        if end < self.stored:
+            fresh = torch.arange(end, self.stored, device=positions.device)
+            positions = torch.cat([positions, fresh.expand(*positions.shape[:2], -1)], dim=-1)
+        index = positions[..., None]
+        self.keys = keys.gather(2, index.expand(-1, -1, -1, keys.shape[-1]))
+        self.values = values.gather(2, index.expand(-1, -1, -1, values.shape[-1]))
+        self.settled, self.stored = kept, positions.shape[-1]
+        self.evicted += end - kept
+
+    def finish_prompt(self, end: int) -> None:
+        """Say that the prompt is in the first ``end`` slots, evicted as far as it will be."""
+        self.prompt, self.evicted_of_prompt = end, self.evicted
 
     def get_seq_length(self) -> int:
         """Tokens seen so far, the evicted ones included."""
-        return super().get_seq_length() + self.evicted
+        return self.stored + self.evicted
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the mask: the last slots of it belong to what is still stored."""
-        return super().get_seq_length() + query_length, self.evicted
+        """Length and offset of the mask: its last slots belong to what is still stored."""
+        return self.stored + query_length, self.evicted
 
     def reset(self) -> None:
         """Forget everything; the next prompt is compressed again."""
         super().reset()
-        self.evicted = 0
-        self.awaits_observation = True
-        self.decoding = False
+        self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last tokens back, given as a number below zero, as far as they are not compressed."""
-        if self.evicted and super().get_seq_length() + tokens_to_remove < self.compression.size:
-            raise CompressionError(
-                "Tokens of a compressed prompt cannot be taken back, as assisted generation and prompt lookup do; "
-                "generate without them inside compress()."
-            )
-        super().crop(tokens_to_remove)
-
-    def compress(self, layer_idx: int, query: Tensor, scaling: float, padding: Tensor | None) -> None:
-        """Shrink the prompt that was just prefilled to ``size`` tokens per head; shorter ones stay whole.
-
-        Parameters
-        ----------
-        layer_idx : int
-            For messages.
-        query : Tensor
-            The new tokens' queries after RoPE, ``(batch, heads, new_tokens, head_dim)``.
-        scaling : float
-            What the model multiplies its attention scores with.
-        padding : Tensor, optional
-            ``(batch,)``: padded positions at the start of each row.
-        """
-        self.awaits_observation = False
-        keys, _ = stored(self)
-        size, window = self.compression.size, self.compression.window
-        if keys.shape[-2] <= size:
+        """Take the last tokens back, given as a number below zero, as far as no eviction depended on them."""
+        if tokens_to_remove >= 0 or not self.is_initialized:
+            super().crop(tokens_to_remove)
             return
-        importance = window_importance(query[:, :, -window:], keys, scaling=scaling, padding=padding)
-        check_finite(importance, layer_idx)
-        # A later turn may be shorter than the window; then it observes what lies before the window all the same.
-        prefix = importance[..., : keys.shape[-2] - window]
-        self.keep(kept_positions(self.compression, prefix, padding))
+        left = max(self.stored + tokens_to_remove, 0)
+        if left < self.settled:
+            raise CompressionError(
+                f"The last {-tokens_to_remove} tokens of the cache cannot be taken back: earlier ones were evicted "
+                "on their account. Inside generate(), drafts are told from the prompt; decode without drafts "
+                "elsewhere."
+            )
+        # The queries of tokens that are no longer there must not observe for those that take their place.
+        self.stored, self.queries = left, None
 
-    def keep(self, positions: Tensor) -> None:
-        """Store only these positions: int64 ``(batch, kv_heads, size)``, sorted."""
-        batch, kv_heads, size = positions.shape
-        rows = torch.arange(batch, device=positions.device)[:, None, None]
-        heads = torch.arange(kv_heads, device=positions.device)[:, None]
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let each row go on from another one, as beam search does."""
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
+        if self.queries is not None:
+            self.queries = self.queries.index_select(0, beam_idx.to(self.queries.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        super().batch_repeat_interleave(repeats)
+        if self.queries is not None:
+            self.queries = self.queries.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows only."""
+        super().batch_select_indices(indices)
+        if self.queries is not None:
+            self.queries = self.queries[indices]
+
+
+class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
+    """A compressed layer whose tensors keep shape and place once its prompt is there, as torch.compile wants.
+
+    Parameters
+    ----------
+    capacity : int
+        Slots per head: ``size`` for the prompt, the rest for what is decoded.
+    """
+
+    is_compileable = True
+    is_croppable = False
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        super().__init__()
+
+    def _forget(self) -> None:
+        super()._forget()
+        # The slot that the next token goes to; a tensor, so that compiled code does not depend on its value.
+        self._next: Tensor | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As in a plain layer until the prompt is there; then returns all slots, for the mask to hide the free ones."""
+        if self._next is None:
+            return super().update(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        slots = torch.arange(key_states.shape[-2], device=key_states.device) + self._next
+        self._next.add_(key_states.shape[-2])
+        self.keys.index_copy_(2, slots, key_states)
+        self.values.index_copy_(2, slots, value_states)
+        return self.keys, self.values
+
+    def finish_prompt(self, end: int) -> None:
+        """Move the prompt into the buffers; the next prompt, after a reset, finds them in the same place."""
+        super().finish_prompt(end)
         keys, values = stored(self)
-        self.evicted += keys.shape[-2] - size
-        self.keys, self.values = keys[rows, heads, positions], values[rows, heads, positions]
+        shape = (*keys.shape[:2], self.capacity)
+        if self._buffers is None or self._buffers[0].shape[:3] != shape:
+            self._buffers = (
+                keys.new_zeros((*shape, keys.shape[-1])),
+                values.new_zeros((*shape, values.shape[-1])),
+            )
+            for buffer in self._buffers:
+                torch._dynamo.mark_static_address(buffer)
+        for buffer, tensor in zip(self._buffers, (keys, values), strict=True):
+            buffer[..., : self.stored, :] = tensor
+        self.keys, self.values = self._buffers
+        self._next = torch.tensor(self.stored, device=keys.device)
+        torch._dynamo.mark_static_address(self._next)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far, the evicted ones included; a tensor once the prompt is there."""
+        return super().get_seq_length() if self._next is None else self._next + self.evicted  # type: ignore[return-value]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask, which covers free slots too: they are in the future."""
+        if self._next is None:
+            return super().get_mask_sizes(query_length)
+        if not torch.compiler.is_compiling() and int(self._next) + query_length > self.capacity:
+            raise CompressionError(
+                f"The StaticCompressedCache is full: it was made for {self.capacity - self.settled} tokens after the "
+                "prompt; make it with a higher max_new_tokens."
+            )
+        return self.capacity, self.evicted
 
 
-class CompressedCache(DynamicCache):
-    """A cache to pass by hand, for instance to keep a conversation: ``generate(..., cache=cache)``.
+class StaticCompressedCache(DynamicCache):
+    """A compressed cache of fixed shapes, for one prompt at a time and decoding with ``torch.compile``.
 
-    It is compressed when its prompt is prefilled inside ``with compress(model, profile):`` and may be decoded
-    from anywhere afterwards.
+    Its prompt must be prefilled inside `compress()`, and not in a compiled forward. ``reset()`` makes room for
+    the next prompt, in the same memory.
 
     Parameters
     ----------
     config : PreTrainedConfig
-        The model's configuration; sliding-window layers keep their own cache.
-    compression : Profile or Compression
-        What to compress to.
+        The model's configuration; sliding-window layers get a static cache of their own.
+    profile : Profile or Compression
+        What prompts will be compressed to.
+    max_new_tokens : int
+        How many tokens there is room for after the prompt.
 
     Raises
     ------
     CompressionError
-        If no layer of the model has full attention, or some layer has no KV cache at all.
+        If the model cannot be compressed.
     """
 
-    def __init__(self, config: PreTrainedConfig, compression: Profile | Compression) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, profile: Profile | Compression, *, max_new_tokens: int
+    ) -> None:
         super().__init__(config=config)
-        compress_layers(self, config, compression_of(compression))
+        capacity = compression_of(profile).size + max_new_tokens
+        self.layers = [
+            StaticCompressedLayer(capacity)
+            if has_full_attention(layer)
+            else StaticSlidingWindowLayer(layer.sliding_window, layer.sliding_window)  # type: ignore[attr-defined]
+            for layer in plain_layers(config)
+        ]
 
 
 def compression_of(profile: Profile | Compression) -> Compression:
@@ -164,17 +303,12 @@ def has_full_attention(layer: DynamicLayer) -> bool:
     return not layer.is_sliding
 
 
-def compress_layers(cache: DynamicCache, config: PreTrainedConfig, compression: Compression) -> None:
-    """Give an empty cache layers that will compress, in place; sliding-window layers stay what they are."""
-    cache.layers = [
-        CompressedLayer(compression) if has_full_attention(layer) else layer for layer in plain_layers(config)
-    ]
-
-
 def stored(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
     """Keys and values that a layer holds, ``(batch, kv_heads, stored, head_dim)`` each."""
     assert layer.keys is not None
     assert layer.values is not None
+    if isinstance(layer, CompressedLayer):
+        return layer.keys[..., : layer.stored, :], layer.values[..., : layer.stored, :]
     return layer.keys, layer.values
 
 
@@ -188,7 +322,14 @@ def check_finite(importance: Tensor, layer_idx: int) -> None:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of all keys and values that the cache holds."""
-    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
-    tensors = [tensor for layer in layers for tensor in stored(layer)]
+    """Bytes allocated for the keys and values of a cache, free slots of its buffers included."""
+    layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _buffer_with(tensor: Tensor, capacity: int) -> Tensor:
+    """Room for ``capacity`` slots, the first of which hold the tensor."""
+    buffer = tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[-1]))
+    buffer[..., : tensor.shape[-2], :] = tensor
+    return buffer

@@ -1,9 +1,12 @@
 """`compress`: run a model so that prompts are compressed right after their prefill."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
@@ -12,24 +15,31 @@ from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import (
     CompressedLayer,
-    compress_layers,
+    StaticCompressedLayer,
     compression_of,
     has_full_attention,
     plain_layers,
 )
-from clusterprof.runtime.padding import left_padding
+from clusterprof.runtime.eviction import Eviction, LaterTurns, evict_generated, finish_prompt
+from clusterprof.runtime.padding import Rows, alike, left_padding
+from clusterprof.runtime.transformers_names import CACHE
 
 
 @contextmanager
 def compress(
-    model: PreTrainedModel, profile: Profile | Compression, *, force: bool = False
+    model: PreTrainedModel,
+    profile: Profile | Compression,
+    *,
+    query_length: int | Sequence[int] | None = None,
+    decode_budget: int | None = None,
+    later_turns: LaterTurns = "append",
+    force: bool = False,
 ) -> Iterator[None]:
     """Compress the KV cache of every prompt that ``model`` prefills inside this context.
 
     The prefill runs on the model's own attention backend over the whole prompt. Right after each layer's
     attention its cache shrinks to ``size`` tokens per KV head; decoding goes on over that. A prompt of at
-    most ``size`` tokens is left whole; the turn that makes it outgrow ``size`` is compressed instead. Later
-    turns on a compressed cache are appended and not compressed again.
+    most ``size`` tokens is left whole; the turn that makes it outgrow ``size`` is compressed instead.
 
     Parameters
     ----------
@@ -37,6 +47,15 @@ def compress(
         A causal language model of transformers. It is as before when the context ends.
     profile : Profile or Compression
         A tuned profile, or only what to compress to.
+    query_length : int or sequence of int, optional
+        For a profile with the window "query": tokens from the first one of the prompt's question to the end of
+        the prompt, generation prompt included; one number, or one per row.
+    decode_budget : int, optional
+        Most tokens per KV head to keep after the prompt. What passes it shrinks to half of it, chosen as the
+        prompt's tokens are, with the latest decoded tokens as the window. By default none of them is evicted.
+    later_turns : {"append", "compress"}
+        What a further turn of a conversation does to a cache that was compressed: its tokens are appended, or
+        all that is there shrinks to ``size`` again, as the new turn looks at it.
     force : bool
         Use a profile although it was made for another model.
 
@@ -45,86 +64,237 @@ def compress(
     ProfileError
         If the profile does not belong to the model.
     CompressionError
-        If the model, or a cache passed to it, cannot be compressed.
+        If the model, or a cache passed to it, cannot be compressed, or the options contradict each other.
 
     Examples
     --------
     >>> with compress(model, Profile.load("profiles/needle-256.json")):  # doctest: +SKIP
     ...     model.generate(**inputs, max_new_tokens=64)
     """
-    compression = compression_of(profile)
+    lengths = (query_length,) if isinstance(query_length, int) else query_length
+    eviction = Eviction(
+        compression_of(profile), None if lengths is None else tuple(lengths), decode_budget, later_turns
+    )
     if isinstance(profile, Profile) and not force:
         profile.check(model)
     config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
+    turn = _Turn()
 
-    def begin(cache: Cache | None, attention_mask: Any, new_tokens: int) -> Observer | None:
-        cache = _adopt(cache, config, compression)
-        _check_made_for(cache, full_attention, compression)
+    def begin(cache: Cache | None, attention_mask: Any, shape: torch.Size) -> Observer | None:
+        cache = _adopt(cache, config, full_attention)
+        batch, new_tokens = shape
         first = next(layer for layer in cache.layers if isinstance(layer, CompressedLayer))
-        if first.get_seq_length() > 0:
-            _refuse_chunk(first, new_tokens)
-            if first.evicted or new_tokens == 1:
-                return None
-        padding = left_padding(attention_mask, first.get_seq_length() + new_tokens)
+        if torch.compiler.is_compiling():
+            _refuse_compiled(first, eviction)
+            return None
+        seen = int(first.get_seq_length())
+        end = seen + new_tokens
+        prompt_length = turn.prompt_length
+        if prompt_length is None:
+            # Not inside generate(): one forward is one prompt or turn, and a single token more is decoding.
+            eviction.check_prompts(batch)
+            prompt_length, start = seen if seen > 0 and new_tokens == 1 else end, seen
+            if seen > 0 and new_tokens > 1:
+                _refuse_chunk(first, new_tokens)
+        else:
+            start = turn.start = seen if turn.start is None else turn.start
 
-        def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
-            layer = cache.layers[layer_idx]
-            if isinstance(layer, CompressedLayer):
-                # A model may be spread over several devices.
-                layer.compress(
-                    layer_idx, query, scaling, None if padding is None else padding.to(query.device)
-                )
+        def rows() -> list[Rows]:
+            return alike(left_padding(attention_mask, batch, end), eviction.windows(batch))
 
-        return observer
+        if seen >= prompt_length:
+            return _decoding(cache, first, eviction, rows, new_tokens)
+        if isinstance(first, StaticCompressedLayer):
+            _check_static(first, eviction)
+        fresh = end - prompt_length
+        _refuse_drafts(eviction, fresh)
+        return _prefilling(cache, eviction, rows(), fresh=fresh, of_turn=prompt_length - start)
 
-    with observe_attention(model, begin):
+    with observe_attention(model, begin), _prompt_shapes(model, turn, eviction):
         yield
 
 
-def _adopt(cache: Cache | None, config: PreTrainedConfig, compression: Compression) -> Cache:
+class _Turn(threading.local):
+    """What a running `generate` call says about its prompt, and where it began; each thread has its own."""
+
+    prompt_length: int | None = None
+    start: int | None = None
+
+
+@contextmanager
+def _prompt_shapes(model: PreTrainedModel, turn: _Turn, eviction: Eviction) -> Iterator[None]:
+    """Let ``generate`` say how long its prompt is: where chunks of it end, and where drafts of the answer begin."""
+    attributes = vars(model)
+    before = {name: attributes[name] for name in ("generate",) if name in attributes}
+    plain: Any = model.generate
+
+    @wraps(plain)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        prompts, turn.prompt_length = _prompt_shape(args, kwargs)
+        try:
+            eviction.check_prompts(prompts)
+            return plain(*args, **kwargs)
+        finally:
+            turn.prompt_length = turn.start = None
+
+    attributes["generate"] = generate
+    try:
+        yield
+    finally:
+        del attributes["generate"]
+        attributes.update(before)
+
+
+def _prompt_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """Prompts, and tokens of each, those of earlier turns included."""
+    given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
+    # With a cache, the tokens may be the new ones only; the attention mask always has the length of all.
+    mask = kwargs.get("attention_mask")
+    # Without any input, generate() starts from the token that begins a text.
+    shapes = [(1, 1), *(tensor.shape[:2] for tensor in (*given, mask) if tensor is not None)]
+    prompts, length = (max(sizes) for sizes in zip(*shapes, strict=True))
+    cache = kwargs.get(CACHE)
+    if cache is not None and cache.get_seq_length() >= length:
+        raise CompressionError(
+            f"The cache passed to generate() already holds {int(cache.get_seq_length())} tokens, and the input has "
+            f"{length}; pass the tokens of the whole conversation, or the new ones with the attention mask of all."
+        )
+    return prompts, length
+
+
+def _decoding(
+    cache: Cache,
+    first: CompressedLayer,
+    eviction: Eviction,
+    rows: Callable[[], list[Rows]],
+    new_tokens: int,
+) -> Observer | None:
+    """Observe decoded tokens only if they may be evicted."""
+    if eviction.decode_budget is None:
+        return None
+    _refuse_drafts(eviction, new_tokens - 1)
+    due = first.stored + new_tokens - first.prompt > eviction.decode_budget
+    groups: list[Rows] = rows() if due else []
+
+    def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        layer = cache.layers[layer_idx]
+        if isinstance(layer, CompressedLayer):
+            layer.queries = _latest(layer, query, max(eviction.windows(query.shape[0])))
+            layer.observed = layer.get_seq_length()
+            if due:
+                evict_generated(layer, layer_idx, eviction, groups, layer.queries, scaling)
+
+    return observer
+
+
+def _prefilling(
+    cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: int, of_turn: int
+) -> Observer:
+    """Observe a prompt or a later turn, which has ``of_turn`` tokens.
+
+    ``fresh`` tokens of the forward come after its end, or so many (< 0) of it are to come.
+    """
+    window = max(group.window for group in rows)
+
+    def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        layer = cache.layers[layer_idx]
+        if not isinstance(layer, CompressedLayer):
+            return
+        queries = _latest(layer, query, window, drafts=max(fresh, 0))
+        # A copy, as a view would keep the queries of the whole forward.
+        layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
+        layer.observed = layer.get_seq_length() - max(fresh, 0)
+        if fresh >= 0:
+            finish_prompt(
+                layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn
+            )
+
+    return observer
+
+
+def _latest(layer: CompressedLayer, query: Tensor, window: int, drafts: int = 0) -> Tensor:
+    """The last queries of a layer, at most ``window``: this forward's without its drafts, and those before it."""
+    before = layer.get_seq_length() - query.shape[2]
+    query = query[:, :, : query.shape[2] - drafts]
+    # What was decoded outside the context was not observed, and leaves a gap.
+    if layer.queries is not None and layer.observed == before:
+        query = torch.cat([layer.queries, query[:, :, -window:]], dim=2)
+    return query[:, :, -window:]
+
+
+def _refuse_drafts(eviction: Eviction, drafts: int) -> None:
+    if eviction.decode_budget is not None and drafts > 0:
+        raise CompressionError(
+            "decode_budget does not work with assisted generation, which takes tokens back; leave one of them out."
+        )
+
+
+def _adopt(cache: Cache | None, config: PreTrainedConfig, full_attention: list[bool]) -> Cache:
     """Return a cache that compresses, turning an empty plain one into it."""
     if cache is None:
         raise CompressionError(
             "With use_cache=False there is no KV cache to compress; leave it on inside compress()."
         )
-    if any(isinstance(layer, CompressedLayer) for layer in cache.layers):
+    compressed = [isinstance(layer, CompressedLayer) for layer in cache.layers]
+    if any(compressed):
+        if compressed != full_attention:
+            raise CompressionError(
+                "The cache passed to compress() was made for another model; make it from this model's config."
+            )
         return cache
     if type(cache) is not DynamicCache or cache.offloading:
         kind = "an offloaded cache" if getattr(cache, "offloading", False) else f"a {type(cache).__name__}"
         raise CompressionError(
-            f"compress() cannot shrink {kind}; pass no cache, a plain DynamicCache or a CompressedCache."
+            f"compress() cannot shrink {kind}; pass no cache, a plain DynamicCache or a StaticCompressedCache."
         )
-    # Sliding layers are told beforehand when a draft will be verified.
-    if any(getattr(layer, "record_past", False) for layer in cache.layers):
-        raise CompressionError("compress() does not work with assisted generation; generate without a draft.")
     if cache.get_seq_length() > 0:
         raise CompressionError(
             f"The cache passed to compress() already holds {cache.get_seq_length()} uncompressed tokens; "
             "prefill the whole prompt inside compress(), starting with an empty cache."
         )
-    compress_layers(cache, config, compression)
+    past_recorded = any(cache.is_recording_past(i) for i in range(len(cache.layers)))
+    cache.layers = [
+        CompressedLayer() if full else layer
+        for full, layer in zip(full_attention, plain_layers(config), strict=True)
+    ]
+    # Assisted generation tells sliding layers beforehand that tokens will be taken back.
+    if past_recorded:
+        cache.activate_past_recording()  # type: ignore[no-untyped-call]
     return cache
 
 
-def _check_made_for(cache: Cache, full_attention: list[bool], compression: Compression) -> None:
-    compressed = [layer for layer in cache.layers if isinstance(layer, CompressedLayer)]
-    if [isinstance(layer, CompressedLayer) for layer in cache.layers] != full_attention:
+def _refuse_compiled(first: CompressedLayer, eviction: Eviction) -> None:
+    """Nothing of a compiled decode step needs to be observed; of anything else it would be."""
+    if first.prompt == 0 or eviction.decode_budget is not None:
         raise CompressionError(
-            "The cache passed to compress() was made for another model; make it from this model's config."
+            "Only decode steps can be compiled inside compress(), and without decode_budget: run the prefill "
+            "uncompiled."
         )
-    # A cache that already holds a prompt was compressed by its own; nothing of that changes any more.
-    if cache.get_seq_length() == 0 and any(layer.compression != compression for layer in compressed):
+
+
+def _check_static(layer: StaticCompressedLayer, eviction: Eviction) -> None:
+    if layer.prompt > 0:
         raise CompressionError(
-            "The cache passed to compress() was made for another profile; make it from the one compress() has."
+            "A StaticCompressedCache holds one prompt; call its reset() before the next, or keep a conversation in a "
+            "DynamicCache."
+        )
+    if eviction.decode_budget is not None:
+        raise CompressionError(
+            "decode_budget does not work with a StaticCompressedCache, which has its own bound."
+        )
+    if layer.capacity <= eviction.compression.size:
+        raise CompressionError(
+            f"The StaticCompressedCache has room for {layer.capacity} tokens, and the profile keeps "
+            f"{eviction.compression.size} of the prompt; make it with this profile."
         )
 
 
 def _refuse_chunk(layer: CompressedLayer, new_tokens: int) -> None:
     # A second piece of a prompt would stay uncompressed. A new turn of a conversation comes after decoding.
-    if new_tokens > 1 and not layer.decoding:
+    if not layer.continued:
         raise CompressionError(
-            f"The prompt came in pieces ({layer.get_seq_length()} tokens, then {new_tokens}); compress() needs "
-            "it in one forward, without prefill_chunk_size and without assisted generation."
+            f"The prompt came in pieces ({layer.get_seq_length()} tokens, then {new_tokens}), and outside generate() "
+            "nobody says where it ends; run it in one forward, or let generate() cut it (prefill_chunk_size)."
         )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def window_importance(query: Tensor, key: Tensor, *, scaling: float, padding: Tensor | None = None) -> Tensor:
+def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
     """Mean attention of the window's queries, per KV head, over the prefix (paper section 3.2).
 
     The mean over the window, not the paper's sum: theta then does not depend on the window's length. Query
@@ -15,35 +15,21 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float, padding: Te
     query : Tensor
         The last ``window`` queries, after RoPE, ``(batch, heads, window, head_dim)``.
     key : Tensor
-        All keys of the prompt, after RoPE, not repeated, ``(batch, kv_heads, length, head_dim)``.
+        All keys, after RoPE, not repeated and without padding, ``(batch, kv_heads, length, head_dim)``.
     scaling : float
         What the model multiplies its attention scores with.
-    padding : Tensor, optional
-        ``(batch,)`` int64: how many positions at the start of each row are padding.
 
     Returns
     -------
     Tensor
-        float32 ``(batch, kv_heads, length - window)``; padding gets 0.
+        float32 ``(batch, kv_heads, length - window)``.
     """
     batch, heads, window, head_dim = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     grouped = query.float().reshape(batch, kv_heads, -1, head_dim) * scaling
     scores = grouped @ key.float().transpose(-1, -2)
     scores = scores.view(batch, kv_heads, heads // kv_heads, window, length)
-    # The window is causal inside itself. The smallest finite number instead of -inf keeps the rows of padded
-    # queries, which see nothing, free of NaN; they are left out of the mean below.
-    lowest = torch.finfo(torch.float32).min
+    # The window is causal inside itself.
     future = torch.ones(window, window, dtype=torch.bool, device=key.device).triu(1)
-    scores[..., length - window :].masked_fill_(future, lowest)
-    if padding is None:
-        return scores.softmax(dim=-1)[..., : length - window].mean(dim=(2, 3))
-
-    positions = torch.arange(length, device=key.device)
-    padded = positions < padding[:, None]
-    scores.masked_fill_(padded[:, None, None, None], lowest)
-    attention = scores.softmax(dim=-1)[..., : length - window]
-    real_query = ~padded[:, None, None, length - window :, None]
-    total = attention.where(real_query, 0).sum(dim=(2, 3))
-    count = real_query.sum(dim=3).squeeze(2) * (heads // kv_heads)
-    return total / count
+    scores[..., length - window :].masked_fill_(future, -torch.inf)
+    return scores.softmax(dim=-1)[..., : length - window].mean(dim=(2, 3))

@@ -1,4 +1,8 @@
-"""Padding of a batch: how many slots at the start of each row hold no token."""
+"""Rows of a batch: how many slots at the start of each hold no token, and which rows are alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -6,7 +10,38 @@ from torch import Tensor
 from clusterprof.errors import CompressionError
 
 
-def left_padding(attention_mask: Tensor | dict[str, Tensor | None] | None, length: int) -> Tensor | None:
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring rows of a batch that are compressed together.
+
+    Attributes
+    ----------
+    of_batch : slice
+        Which rows.
+    padding : int
+        Padded positions at the start of each.
+    window : int
+        Length of their observation window, in tokens.
+    """
+
+    of_batch: slice
+    padding: int
+    window: int
+
+
+def alike(padding: Sequence[int], windows: Sequence[int]) -> list[Rows]:
+    """Neighbouring rows with the same padding and the same window, in order."""
+    groups, start = [], 0
+    for (padded, window), rows in groupby(zip(padding, windows, strict=True)):
+        stop = start + len(list(rows))
+        groups.append(Rows(slice(start, stop), padded, window))
+        start = stop
+    return groups
+
+
+def left_padding(
+    attention_mask: Tensor | dict[str, Tensor | None] | None, batch: int, length: int
+) -> list[int]:
     """Padded slots at the start of each row of a prompt.
 
     Parameters
@@ -14,13 +49,8 @@ def left_padding(attention_mask: Tensor | dict[str, Tensor | None] | None, lengt
     attention_mask : Tensor, optional
         ``(batch, length)``, nonzero where there is a token; or as attention takes it, ``(batch, heads or 1,
         new tokens, length)``; or a dict of masks, one for each kind of layer.
-    length : int
-        Tokens of the prompt, padding included.
-
-    Returns
-    -------
-    Tensor or None
-        int64 ``(batch,)``, or None when no row is padded.
+    batch, length : int
+        Rows, and tokens of each, padding included.
 
     Raises
     ------
@@ -30,7 +60,7 @@ def left_padding(attention_mask: Tensor | dict[str, Tensor | None] | None, lengt
     if isinstance(attention_mask, dict):
         attention_mask = attention_mask.get("full_attention")
     if attention_mask is None:
-        return None
+        return [0] * batch
     if attention_mask.ndim == 4:
         # What the last query of each row sees: a boolean mask is True there, an additive one 0.
         seen = attention_mask[:, 0, -1]
@@ -40,12 +70,13 @@ def left_padding(attention_mask: Tensor | dict[str, Tensor | None] | None, lengt
             f"compress() needs an attention mask of shape (batch, {length}), not {tuple(attention_mask.shape)}; "
             "leave it out if nothing is padded."
         )
-    tokens = attention_mask != 0
+    tokens = (attention_mask != 0).expand(batch, -1)
     if tokens.all():
-        return None
+        return [0] * batch
     if not tokens[:, -1].all() or (tokens[:, :-1] & ~tokens[:, 1:]).any():
         raise CompressionError(
             "The batch is padded on the right or in the middle of a row; "
             'compress() needs padding on the left (tokenizer.padding_side = "left").'
         )
-    return length - tokens.sum(dim=1)
+    padding: list[int] = (length - tokens.sum(dim=1)).tolist()
+    return padding

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ KEYS = {
 BYTES_PER_TOKEN = 2 * 2 * 16 * 2 * 4
 
 
-def greedy(folder: Path, prompt: str, profile: Profile | None) -> str:
+def greedy(folder: Path, prompt: str, profile: Profile | None, query_length: int | None = None) -> str:
     """What transformers itself answers in 12 tokens."""
     model, tokenizer = load_model(str(folder))
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -38,7 +39,7 @@ def greedy(folder: Path, prompt: str, profile: Profile | None) -> str:
         if profile is None:
             output = model.generate(**inputs, **options)  # type: ignore[operator]
         else:
-            with compress(model, profile):
+            with compress(model, profile, query_length=query_length):
                 output = model.generate(**inputs, **options)  # type: ignore[operator]
     return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
@@ -48,6 +49,15 @@ def edited(profile: Path, folder: Path, **model: object) -> Path:
     document = json.loads(profile.read_text(encoding="utf-8"))
     document["model"].update(model)
     copy = folder / "edited.json"
+    copy.write_text(json.dumps(document), encoding="utf-8")
+    return copy
+
+
+def with_query_window(profile: Path, folder: Path) -> Path:
+    """A copy of a profile whose window is the prompt's question."""
+    document = json.loads(profile.read_text(encoding="utf-8"))
+    document["compression"]["window"] = "query"
+    copy = folder / "query.json"
     copy.write_text(json.dumps(document), encoding="utf-8")
     return copy
 
@@ -161,6 +171,105 @@ def test_a_prompt_that_is_not_utf_8_is_an_error(run: Run, profile_file: Path) ->
     finished = run("apply", "--profile", profile_file, "--prompt", "caf\udce9")
     assert finished.code == 1
     assert "--prompt-file" in finished.err
+
+
+QUESTION = "which lake?"
+WITH_QUESTION = f"{PROMPT}\n\n{QUESTION}"
+
+
+def test_a_question_comes_after_the_prompt_whatever_the_window(
+    run: Run, profile_file: Path, model_folder: Path
+) -> None:
+    command = ["apply", "--profile", profile_file, "--max-new-tokens", 12, "--json"]
+    asked = run(*command, "--prompt", PROMPT, "--question", f" {QUESTION}\n").json()
+    assert asked["prompt_tokens"] == len(WITH_QUESTION)
+    assert asked["text"] == run(*command, "--prompt", WITH_QUESTION).json()["text"]
+    assert asked["text"] == greedy(model_folder, WITH_QUESTION, Profile.load(profile_file))
+
+
+def test_the_question_is_the_window_of_a_profile_tuned_so(
+    run: Run, tmp_path: Path, profile_file: Path, model_folder: Path
+) -> None:
+    profile = with_query_window(profile_file, tmp_path)
+    Path("context.txt").write_text(PROMPT)
+    command = ["apply", "--profile", profile, "--prompt-file", "context.txt", "--question", QUESTION]
+    document = run(*command, "--max-new-tokens", 12, "--compare", "--json").json()
+    loaded = Profile.load(profile)
+    assert document["text"] == greedy(model_folder, WITH_QUESTION, loaded, len(QUESTION))
+    assert document["full"]["text"] == greedy(model_folder, WITH_QUESTION, None)
+    assert document["kept_tokens"] == 48
+    assert document["kv_bytes"] == 48 * BYTES_PER_TOKEN
+    assert document["kv_bytes_full"] == len(WITH_QUESTION) * BYTES_PER_TOKEN
+
+
+def test_the_question_reaches_the_runtime_with_what_the_template_puts_after_it(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    profile_file: Path,
+    model_folder: Path,
+) -> None:
+    chatty = tmp_path / "chatty"
+    model, tokenizer = load_model(str(model_folder))
+    tokenizer.chat_template = "{% for message in messages %}user: {{ message.content }} bot:{% endfor %}"
+    model.save_pretrained(chatty)
+    tokenizer.save_pretrained(chatty)
+    lengths = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        lengths.append(options["query_length"])
+        return compress(*args, **options)
+
+    monkeypatch.setattr("clusterprof.cli._answer.compress", spy)
+    command = ["apply", "--profile", with_query_window(profile_file, tmp_path), "--model", chatty, "--force"]
+    command += ["--prompt", PROMPT, "--question", QUESTION, "--max-new-tokens", 1]
+    assert run(*command).code == 0
+    assert run(*command, "--raw").code == 0
+    assert lengths == [len(QUESTION) + len(" bot:"), len(QUESTION)]
+
+
+def test_a_profile_whose_window_is_the_question_asks_for_it(
+    run: Run, tmp_path: Path, profile_file: Path
+) -> None:
+    profile = with_query_window(profile_file, tmp_path)
+    finished = run("apply", "--profile", profile, "--prompt", PROMPT, "--model", "no/such/model")
+    assert finished.code == 2
+    said = re.sub(r"[│\s]+", " ", finished.err)
+    assert "Invalid value for --question" in said
+    assert "observation window is the prompt's question" in said
+    assert "no/such/model" not in said
+
+
+def test_a_question_that_fills_the_size_is_an_error(run: Run, tmp_path: Path, profile_file: Path) -> None:
+    profile = with_query_window(profile_file, tmp_path)
+    finished = run("apply", "--profile", profile, "--prompt", PROMPT, "--question", "x" * 48)
+    assert finished.code == 1
+    assert "The question has 48 tokens, and the profile keeps 48" in finished.err
+
+
+def test_a_question_that_cannot_be_found_is_an_error(
+    run: Run, tmp_path: Path, profile_file: Path, model_folder: Path
+) -> None:
+    loud = tmp_path / "loud"
+    model, tokenizer = load_model(str(model_folder))
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    model.save_pretrained(loud)
+    tokenizer.save_pretrained(loud)
+    command = ["apply", "--profile", with_query_window(profile_file, tmp_path), "--model", loud, "--force"]
+    command += ["--prompt", PROMPT, "--question", QUESTION, "--max-new-tokens", 1]
+    finished = run(*command)
+    assert finished.code == 1
+    assert "cannot be found" in finished.err
+    assert run(*command, "--raw").code == 0
+
+
+@pytest.mark.parametrize(("question", "code", "reason"), [(" ", 2, "empty"), ("caf\udce9", 1, "--question")])
+def test_questions_that_are_no_text(
+    run: Run, profile_file: Path, question: str, code: int, reason: str
+) -> None:
+    finished = run("apply", "--profile", profile_file, "--prompt", PROMPT, "--question", question)
+    assert finished.code == code
+    assert reason in finished.err
 
 
 def test_another_models_profile_is_refused_unless_forced(

@@ -69,7 +69,13 @@ def test_show_is_for_people(run: Run, profile_file: Path, model_folder: Path) ->
     finished = run("profiles", "show", profile_file)
     assert finished.code == 0
     said = " ".join(finished.out.split())
-    for expected in ("LlamaForCausalLM, 2 layers", "48 tokens per head", "num_block", "3 samples", "snapkv"):
+    for expected in (
+        "LlamaForCausalLM, 2 layers",
+        "48 tokens per head, the prompt's last 8 tokens included",
+        "num_block",
+        "3 samples",
+        "snapkv",
+    ):
         assert expected in said
 
 

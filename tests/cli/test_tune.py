@@ -84,7 +84,10 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
         (["--size", "32"], "not above --window 32"),
         (["--size", "0"], "2"),
         (["--size", "x"], "int"),
-        (["--window", "0"], "1"),
+        (["--window", "0"], "1<=x<=10000000"),
+        (["--window", "question"], "the word query"),
+        (["--window", "8.5"], "the word query"),
+        (["--window", "9" * 5000], "the word query"),
         (["--fraction", "0"], "0<x<=1"),
         (["--fraction", "nan"], "0<x<=1"),
         (["--fraction", "1.5"], "0<x<=1"),
@@ -157,6 +160,39 @@ def test_the_password_of_a_storage_that_fails_is_not_shown(run: Run, dataset_fil
     assert finished.code == 1
     assert "--storage" in finished.err
     assert "secret" not in finished.err
+
+
+def test_the_question_as_the_window(run: Run, tmp_path: Path, model_folder: Path) -> None:
+    rows = [
+        {"id": f"q{n}", "context": "a lake by a reed bay " * 6, "question": "where is it?" * n}
+        for n in (1, 2, 9)
+    ]
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finished = run(
+        "tune", "--dataset", path, "--model", model_folder, *QUICK, "--window", "query", "-o", "query.json"
+    )
+    assert finished.code == 0, finished.err
+    assert "48 tokens kept per head, the prompt's question included as the window" in finished.err
+    assert "q9 is left out: Its question has 108 tokens" in finished.err
+    assert "apply --profile query.json --prompt-file PROMPT.txt --question TEXT --compare" in finished.err
+    profile = Profile.load("query.json")
+    assert profile.compression.window == "query"
+    assert [sample.id for sample in profile.search.dropped_samples] == ["q9"]
+
+    assert [entry["window"] for entry in run("profiles", "ls", ".", "--json").json()] == ["query"]
+    assert "question" in run("profiles", "ls", ".").out
+    shown = " ".join(run("profiles", "show", "query.json").out.split())
+    assert "48 tokens per head, the prompt's question included" in shown
+
+
+def test_prompts_without_a_question_cannot_be_tuned_for_one(
+    run: Run, model_folder: Path, dataset_file: Path
+) -> None:
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--window", "query")
+    assert finished.code == 1
+    assert "Capturing" not in finished.err
+    assert re.search(r"row '\w+' does not tell it from the rest; .* or use --window N\.\n$", finished.err)
 
 
 def test_prompts_that_all_fit_are_said_to(run: Run, model_folder: Path, dataset_file: Path) -> None:

@@ -60,20 +60,6 @@ def test_without_a_centre_it_is_plain_top_k(importance: Tensor, num_block: int, 
     assert torch.equal(method.select(importance, budget), TopK().select(importance, budget))
 
 
-@pytest.mark.parametrize("gap_pool", [1, 3, 15])
-@pytest.mark.parametrize("num_block", [1, 2, 5])
-@pytest.mark.parametrize("theta", [0.0, 0.02])
-def test_padding_makes_no_centres_and_fills_no_gaps(num_block: int, theta: float, gap_pool: int) -> None:
-    # What stands behind a row's end is as large as anything in it, and zero in the last row.
-    lengths = torch.tensor([60, 47, 33, 25, 40])
-    importance = torch.rand(5, 2, 60, generator=torch.Generator().manual_seed(0)) ** 8
-    importance[4, :, 40:] = 0
-    method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool)
-    kept = method.select(importance, 24, lengths)
-    for row, length in enumerate(lengths.tolist()):
-        assert torch.equal(kept[row], method.select(importance[row : row + 1, :, :length], 24)[0])
-
-
 def test_each_head_has_its_own_neighbourhood_width() -> None:
     # One survivor gets all of the budget around it; three get a third of it each.
     one = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0]

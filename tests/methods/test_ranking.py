@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clusterprof.methods.ranking import keep_highest, local_mean, valid_positions
+from clusterprof.methods.ranking import keep_highest, local_mean
 from tests.methods.strategies import exact_importances, odd
 
 SMALLEST = 2.0**-149
@@ -35,25 +35,21 @@ def head(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)[None, None]
 
 
-def sorted_in_python(values: list[float], budget: int, first: list[bool], valid: list[bool]) -> list[int]:
-    def order(i: int) -> tuple[bool, bool, float, int]:
-        return (not valid[i], valid[i] and not first[i], -values[i] if valid[i] else 0.0, i)
-
-    return sorted(sorted(range(len(values)), key=order)[:budget])
+def sorted_in_python(values: list[float], budget: int, first: list[bool]) -> list[int]:
+    order = sorted(range(len(values)), key=lambda i: (not first[i], -values[i], i))
+    return sorted(order[:budget])
 
 
 @settings(max_examples=300, deadline=None)
 @given(values=scores, data=st.data())
 def test_order_is_exact_and_ties_go_to_the_lower_position(values: list[float], data: st.DataObject) -> None:
-    flags = st.lists(st.booleans(), min_size=len(values), max_size=len(values))
-    first, valid = data.draw(flags), data.draw(flags)
+    first = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
     budget = data.draw(st.integers(1, len(values)))
-    everything = [True] * len(values)
 
     plain = keep_highest(head(values), budget)
-    assert plain[0, 0].tolist() == sorted_in_python(values, budget, everything, everything)
-    flagged = keep_highest(head(values), budget, first=torch.tensor(first), valid=torch.tensor(valid))
-    assert flagged[0, 0].tolist() == sorted_in_python(values, budget, first, valid)
+    assert plain[0, 0].tolist() == sorted_in_python(values, budget, [True] * len(values))
+    flagged = keep_highest(head(values), budget, first=torch.tensor(first))
+    assert flagged[0, 0].tolist() == sorted_in_python(values, budget, first)
 
 
 def test_denormal_scores_are_not_flushed_to_zero() -> None:
@@ -74,23 +70,12 @@ def test_other_dtypes_and_strides_are_ranked_by_value(dtype: torch.dtype) -> Non
     assert keep_highest(score, 1).flatten().tolist() == [1, 2]
 
 
-def test_valid_positions_of_full_rows_need_no_mask() -> None:
-    assert valid_positions(torch.zeros(2, 1, 4), None) is None
-    valid = valid_positions(torch.zeros(2, 1, 4), torch.tensor([0, 3]))
-    assert valid is not None
-    assert valid[:, 0].tolist() == [[False] * 4, [True, True, True, False]]
-
-
 @settings(max_examples=150, deadline=None)
-@given(score=exact_importances(rows=2, heads=2, longest=40), width=odd(63), data=st.data())
-def test_local_mean_counts_existing_tokens_only(score: Tensor, width: int, data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(0, score.shape[-1]), min_size=2, max_size=2))
-    for row, tokens in enumerate(lengths):
-        score[row, :, tokens:] = 0
-    means = local_mean(score, width, torch.tensor(lengths))
+@given(score=exact_importances(rows=2, heads=2, longest=40), width=odd(63))
+def test_local_mean_counts_existing_tokens_only(score: Tensor, width: int) -> None:
+    means = local_mean(score, width)
+    assert means.shape == score.shape
     half = width // 2
-    for row, tokens in enumerate(lengths):
-        for position in range(tokens):
-            near = score[row, :, max(0, position - half) : min(tokens, position + half + 1)].double()
-            expected = (near.sum(dim=-1) / near.shape[-1]).float()
-            assert torch.equal(means[row, :, position], expected)
+    for position in range(score.shape[-1]):
+        near = score[..., max(0, position - half) : position + half + 1].double()
+        assert torch.equal(means[..., position], (near.sum(dim=-1) / near.shape[-1]).float())

@@ -50,7 +50,11 @@ def documents(draw: st.DrawFn) -> Document:
     }
     window, more = draw(st.tuples(st.integers(1, 2**20), st.integers(1, 2**20)))
     parameters = draw(method).model_dump(mode="json")
-    result["compression"] = {"window": window, "size": window + more, "method": parameters}
+    result["compression"] = {
+        "window": draw(st.sampled_from([window, "query"])),
+        "size": window + more,
+        "method": parameters,
+    }
     score = {"objective": draw(label), "value": draw(value), "samples": draw(positive)}
     interval = draw(st.none() | st.lists(value, min_size=2, max_size=2).map(sorted))
     result["results"]["held_out"] = {**score, "interval_95": interval}

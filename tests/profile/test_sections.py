@@ -46,6 +46,12 @@ from tests.profile.examples import changed, document, profile, refusal
         ("compression.size", 0),
         ("compression.size", -5),
         ("compression.window", 0),
+        ("compression.window", "32"),
+        ("compression.window", "question"),
+        ("compression.window", None),
+        ("compression.window", True),
+        ("compression.window", 8.0),
+        ("compression.window", 2**53 + 1),
         ("compression.method", {"name": "magic"}),
         ("compression.method", "clusterattn"),
         ("compression.method.num_block", 0),
@@ -132,6 +138,23 @@ def test_size_must_exceed_the_window() -> None:
         Compression(size=32, window=32, method=TopK())
     assert first_problem(caught.value) == "size: with a window of 32 it must be at least 33 (got 32)"
     assert Compression(size=33, window=32, method=TopK()).size == 33
+
+
+def test_the_window_may_be_the_question_however_long_it_is() -> None:
+    assert Compression(size=2, window="query", method=TopK()).window == "query"
+    with pytest.raises(ValidationError) as caught:
+        Compression(size=1, window="query", method=TopK())
+    assert (
+        first_problem(caught.value) == "size: with the question as the window it must be at least 2 (got 1)"
+    )
+
+
+@pytest.mark.parametrize("window", [0, -3, 2.5, "Query", "", True, None, [32]])
+def test_another_window_is_told_what_it_may_be_once(window: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Compression(size=64, window=window, method=TopK())
+    expected = 'window: it must be "query" or a whole number from 1 to 2**53'
+    assert first_problem(caught.value) == f"{expected} (got {window!r})"
 
 
 def test_profile_cannot_be_changed() -> None:

@@ -10,7 +10,8 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture, capture_prompt
 
-SMALL = Compression(size=24, window=8, method=ClusterAttn(num_block=2, theta=0.02))
+WINDOW = 8
+SMALL = Compression(size=24, window=WINDOW, method=ClusterAttn(num_block=2, theta=0.02))
 
 
 def random_prompt(length: int = 60, seed: int = 0) -> Tensor:
@@ -19,7 +20,7 @@ def random_prompt(length: int = 60, seed: int = 0) -> Tensor:
 
 
 def capture(model: PreTrainedModel, prompt: Tensor | None = None, **options: Any) -> Capture:
-    settings: dict[str, Any] = {"window": SMALL.window, "decode_tokens": 12, "end_tokens": set()}
+    settings: dict[str, Any] = {"window": WINDOW, "decode_tokens": 12, "end_tokens": set()}
     return capture_prompt(model, random_prompt() if prompt is None else prompt, **{**settings, **options})
 
 

@@ -8,12 +8,13 @@ from clusterprof import compress
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.capture import Capture
 from clusterprof.runtime.attention import decoder_of
-from tests.profiling.subjects import SMALL, capture, generated, random_prompt
+from clusterprof.runtime.transformers_names import CACHE
+from tests.profiling.subjects import SMALL, WINDOW, capture, generated, random_prompt
 from tests.runtime.subjects import model_state
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_mistral, tiny_qwen3
 
 PROMPT = random_prompt()
-WINDOW, LENGTH, STEPS = SMALL.window, 60, 12
+LENGTH, STEPS = 60, 12
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_mistral, tiny_qwen3, tiny_gemma3])
@@ -51,7 +52,7 @@ def check_layers(model: PreTrainedModel, found: Capture) -> None:
     """Against a run of the stock model, step by step, with the weights of its eager attention."""
     model.set_attn_implementation("eager")
     cache = DynamicCache(config=model.config)
-    prefill = model(PROMPT, cache=cache, output_attentions=True)
+    prefill = model(PROMPT, output_attentions=True, **{CACHE: cache})
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
     for i, layer in found.layers.items():
         stock_keys, stock_values = cache.layers[i].keys, cache.layers[i].values  # type: ignore[union-attr]
@@ -63,7 +64,7 @@ def check_layers(model: PreTrainedModel, found: Capture) -> None:
         assert layer.importance.dtype == torch.float32
 
     for step, token in enumerate(found.tokens[:-1]):
-        output = model(token.view(1, 1), cache=cache, output_attentions=True)
+        output = model(token.view(1, 1), output_attentions=True, **{CACHE: cache})
         log_probs = output.logits[0, -1].log_softmax(-1)
         torch.testing.assert_close(found.log_probs[step], log_probs, atol=1e-5, rtol=1e-4)
         for i, layer in found.layers.items():
@@ -96,7 +97,7 @@ def test_holds_full_and_sliding_layers_of_a_hybrid_model() -> None:
     assert list(found.layers) == [1]
     assert list(found.sliding) == [0]
     cache = DynamicCache(config=model.config)
-    model(PROMPT, cache=cache)
+    model(PROMPT, **{CACHE: cache})
     for stored, stock in zip(found.sliding[0], (cache.layers[0].keys, cache.layers[0].values), strict=True):  # type: ignore[union-attr]
         torch.testing.assert_close(stored, stock[0])  # type: ignore[index]
     check_layers(model, found)

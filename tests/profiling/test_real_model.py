@@ -50,8 +50,8 @@ def test_replay_equals_a_naive_trial_on_every_layer_head_and_step(
     real_model: RealModel, prompt: Tensor, found: Capture
 ) -> None:
     model, _ = real_model
-    kept = kept_positions(COMPRESSION, found.importance)
-    result = replay(model, found, COMPRESSION, kept)
+    kept = kept_positions(COMPRESSION, found.importance, found.window)
+    result = replay(model, found, kept)
     assert result.cosine.shape == (30, 9, STEPS)
     # Compression at this size changes the answer, so there is something to get wrong.
     assert float(result.kl.max()) > 0.01
@@ -59,7 +59,7 @@ def test_replay_equals_a_naive_trial_on_every_layer_head_and_step(
 
 
 def test_keeping_everything_changes_nothing(real_model: RealModel, found: Capture) -> None:
-    result = replay(real_model[0], found, COMPRESSION, torch.arange(TOKENS).expand(30, 3, -1))
+    result = replay(real_model[0], found, torch.arange(TOKENS).expand(30, 3, -1))
     assert float(result.cosine.min()) > 1 - 1e-4
     assert float(result.cosine_padded.min()) > 1 - 1e-4
     assert float(result.kl.abs().max()) < 1e-4

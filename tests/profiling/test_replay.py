@@ -13,6 +13,7 @@ from clusterprof.profiling.capture import Capture, LayerCapture
 from clusterprof.profiling.replay import Replay, replay
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.selection import kept_positions
+from clusterprof.runtime.transformers_names import CACHE
 from tests.profiling.subjects import SMALL, capture, random_prompt
 from tests.reference.naive_trial import NaiveTrial, naive_trial
 from tests.runtime.subjects import model_state
@@ -41,11 +42,11 @@ def test_equals_a_naive_trial(build: Callable[..., PreTrainedModel]) -> None:
     found = capture(model)
     for method in (SMALL.method, ClusterAttn(num_block=8, theta=0.0, gap_pool=1), SnapKV(), StreamingLLM()):
         compression = SMALL.model_copy(update={"method": method})
-        kept = kept_positions(compression, found.importance)
+        kept = kept_positions(compression, found.importance, found.window)
         trial = naive_trial(model, PROMPT, found.tokens[:-1].tolist(), kept)
         # Otherwise there would be nothing to tell apart.
         assert trial.kl.max() > 1e-3
-        assert_equal_trials(replay(model, found, compression, kept), trial)
+        assert_equal_trials(replay(model, found, kept), trial)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -56,7 +57,7 @@ def test_equals_a_naive_trial_on_any_kept_set(size: int, attention: str) -> None
     found = capture(model)
     kept = random_kept(2, size)
     trial = naive_trial(model, PROMPT, found.tokens[:-1].tolist(), kept)
-    assert_equal_trials(replay(model, found, SMALL, kept), trial)
+    assert_equal_trials(replay(model, found, kept), trial)
 
 
 def test_equals_a_naive_trial_after_a_single_token() -> None:
@@ -64,14 +65,14 @@ def test_equals_a_naive_trial_after_a_single_token() -> None:
     found = capture(model, decode_tokens=1)
     kept = random_kept(2)
     trial = naive_trial(model, PROMPT, found.tokens[:-1].tolist(), kept)
-    assert_equal_trials(replay(model, found, SMALL, kept), trial)
+    assert_equal_trials(replay(model, found, kept), trial)
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_mistral, tiny_qwen3, tiny_gemma3])
 def test_keeping_everything_changes_nothing(build: Callable[..., PreTrainedModel]) -> None:
     model = build()
     found = capture(model)
-    result = replay(model, found, SMALL, torch.arange(LENGTH).expand(len(found.layers), 2, -1))
+    result = replay(model, found, torch.arange(LENGTH).expand(len(found.layers), 2, -1))
     ones = torch.ones_like(result.cosine)
     torch.testing.assert_close(result.cosine, ones, atol=1e-5, rtol=0)
     torch.testing.assert_close(result.cosine_padded, ones, atol=1e-5, rtol=0)
@@ -83,7 +84,7 @@ def test_keeping_everything_changes_nothing(build: Callable[..., PreTrainedModel
 def test_bfloat16_keeping_everything_changes_next_to_nothing() -> None:
     model = tiny_llama().bfloat16()
     found = capture(model)
-    result = replay(model, found, SMALL, torch.arange(LENGTH).expand(2, 2, -1))
+    result = replay(model, found, torch.arange(LENGTH).expand(2, 2, -1))
     assert float(result.cosine.min()) > 0.99
     assert float(result.kl.max()) < 0.05
 
@@ -98,7 +99,7 @@ def masked_run(
     model.set_attn_implementation("eager")
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for cache in caches:
-        model(PROMPT, cache=cache)
+        model(PROMPT, **{CACHE: cache})
     hidden = torch.full((1, 4, 1, LENGTH), -torch.inf)
     for head in range(4):
         hidden[0, head, 0, kept[0, head // 2]] = 0
@@ -109,7 +110,7 @@ def masked_run(
         seen = min(LENGTH + step + 1, sliding_window)
         masks = {"full_attention": mask, "sliding_attention": torch.zeros(1, 1, 1, seen)}
         runs = [
-            model(token.view(1, 1), cache=cache, attention_mask=given, output_attentions=True)
+            model(token.view(1, 1), attention_mask=given, output_attentions=True, **{CACHE: cache})
             for cache, given in zip(caches, (None, masks), strict=True)
         ]
         full.append(runs[0].logits[0, -1].log_softmax(-1))
@@ -137,7 +138,7 @@ def test_equals_a_naive_run_of_a_hybrid_model(options: dict[str, object]) -> Non
     model = tiny_gemma3(**options)
     found = capture(model)
     kept = random_kept(1)
-    result = replay(model, found, SMALL, kept)
+    result = replay(model, found, kept)
     full, compressed, cosines = masked_run(model, found, kept)
     for step, (ours, theirs) in enumerate(zip(compressed, full, strict=True)):
         kl = torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum")
@@ -151,7 +152,7 @@ def test_leaves_model_and_capture_alone() -> None:
     model = tiny_gemma3()
     found = capture(model)
     state, untouched = model_state(model), copy.deepcopy(found)
-    first, second = (replay(model, found, SMALL, random_kept(1)) for _ in range(2))
+    first, second = (replay(model, found, random_kept(1)) for _ in range(2))
     assert model_state(model) == state
     for name in LayerCapture.__dataclass_fields__:
         assert torch.equal(getattr(found.layers[1], name), getattr(untouched.layers[1], name))
@@ -165,7 +166,7 @@ def test_attention_that_is_not_finite_names_its_layer() -> None:
     with torch.no_grad():
         decoder_of(model).layers[1].self_attn.k_proj.weight[0, 0] = torch.nan  # type: ignore[index,union-attr]
     with pytest.raises(CompressionError, match="compressed attention of layer 1 is not finite"):
-        replay(model, found, SMALL, random_kept(3))
+        replay(model, found, random_kept(3))
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:
@@ -174,7 +175,7 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
     with torch.no_grad():
         model.lm_head.weight[5] = torch.inf
     with pytest.raises(CompressionError, match="logits over the compressed cache are not finite"):
-        replay(model, found, SMALL, random_kept(2))
+        replay(model, found, random_kept(2))
 
 
 def test_full_attention_that_lies_wholly_on_evicted_tokens_is_no_division_by_zero() -> None:
@@ -185,6 +186,6 @@ def test_full_attention_that_lies_wholly_on_evicted_tokens_is_no_division_by_zer
         i: replace(layer, logsumexp=torch.full_like(layer.logsumexp, 1e4))
         for i, layer in found.layers.items()
     }
-    result = replay(model, replace(found, layers=layers), SMALL, random_kept(2))
+    result = replay(model, replace(found, layers=layers), random_kept(2))
     assert bool((result.cosine == 0).all())
     assert bool((result.cosine_padded == 0).all())

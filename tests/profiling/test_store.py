@@ -16,7 +16,7 @@ from clusterprof.profiling.capture import Capture, LayerCapture
 from clusterprof.profiling.replay import Replay, replay
 from clusterprof.profiling.store import CaptureStore, fingerprint
 from clusterprof.runtime.selection import kept_positions
-from tests.profiling.subjects import SMALL, capture
+from tests.profiling.subjects import SMALL, WINDOW, capture
 from tests.tiny import tiny_gemma3, tiny_llama
 
 IDS = (5, 6, 7)
@@ -58,16 +58,16 @@ def assert_equal_captures(found: Capture, expected: Capture) -> None:
 
 def test_round_trip(tmp_path: Path, model: PreTrainedModel, found: Capture) -> None:
     store = store_in(tmp_path)
-    assert store.load(IDS) is None
+    assert store.load(IDS, WINDOW) is None
     assert not store.folder.exists()
-    saved, loaded = store.save(IDS, found), store_in(tmp_path).load(IDS)
+    saved, loaded = store.save(IDS, found), store_in(tmp_path).load(IDS, WINDOW)
     assert loaded is not None
     for other in (saved, loaded):
         assert_equal_captures(other, found)
-    kept = kept_positions(SMALL, found.importance)
-    first, second = (replay(model, each, SMALL, kept) for each in (found, loaded))
+    kept = kept_positions(SMALL, found.importance, found.window)
+    first, second = (replay(model, each, kept) for each in (found, loaded))
     assert all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(Replay))
-    assert names(tmp_path) == [store.path(IDS).name]
+    assert names(tmp_path) == [store.path(IDS, WINDOW).name]
 
 
 def test_layers_come_back_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -86,10 +86,26 @@ def test_bfloat16_survives(tmp_path: Path) -> None:
 def test_other_prompts_and_other_models_are_not_found(tmp_path: Path, found: Capture) -> None:
     store = store_in(tmp_path)
     store.save(IDS, found)
-    assert store.load((5, 6)) is None
-    assert store.load((7, 6, 5)) is None
-    assert store.load((56, 7)) is None
-    assert CaptureStore(store.folder, "e" * 64).load(IDS) is None
+    assert store.load((5, 6), WINDOW) is None
+    assert store.load((7, 6, 5), WINDOW) is None
+    assert store.load((56, 7), WINDOW) is None
+    assert CaptureStore(store.folder, "e" * 64).load(IDS, WINDOW) is None
+
+
+def test_every_window_has_a_capture_of_its_own(
+    tmp_path: Path, model: PreTrainedModel, found: Capture
+) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    wide = capture(model, window=20, decode_tokens=4)
+    assert store.load(IDS, 20) is None
+    store.save(IDS, wide)
+    for expected in (found, wide):
+        loaded = store.load(IDS, expected.window)
+        assert loaded is not None
+        assert_equal_captures(loaded, expected)
+    # The digits of the window and of the prompt do not run together.
+    assert len({store.path((5, 6), 81), store.path((15, 6), 8), store.path((5, 6), 8)}) == 3
 
 
 def test_a_capture_is_replaced_by_a_newer_one(tmp_path: Path, model: PreTrainedModel, found: Capture) -> None:
@@ -107,9 +123,9 @@ def test_a_truncated_file_is_none_and_can_be_written_again(
 ) -> None:
     store = store_in(tmp_path)
     store.save(IDS, found)
-    whole = store.path(IDS).read_bytes()
-    store.path(IDS).write_bytes(whole[: int(len(whole) * share)])
-    assert store.load(IDS) is None
+    whole = store.path(IDS, WINDOW).read_bytes()
+    store.path(IDS, WINDOW).write_bytes(whole[: int(len(whole) * share)])
+    assert store.load(IDS, WINDOW) is None
     assert_equal_captures(store.save(IDS, found), found)
 
 
@@ -121,8 +137,8 @@ def test_a_truncated_file_is_none_and_can_be_written_again(
 def test_garbage_is_none(tmp_path: Path, content: bytes) -> None:
     store = store_in(tmp_path)
     store.folder.mkdir()
-    store.path(IDS).write_bytes(content)
-    assert store.load(IDS) is None
+    store.path(IDS, WINDOW).write_bytes(content)
+    assert store.load(IDS, WINDOW) is None
 
 
 HEADER = {"prompt_length": 60, "window": 8, "scaling": 0.25}
@@ -148,14 +164,14 @@ HEADER = {"prompt_length": 60, "window": 8, "scaling": 0.25}
 def test_a_foreign_file_is_none(tmp_path: Path, tensors: list[str], metadata: dict[str, str] | None) -> None:
     store = store_in(tmp_path)
     store.folder.mkdir()
-    save_file({name: torch.zeros(2) for name in tensors}, store.path(IDS), metadata=metadata)
-    assert store.load(IDS) is None
+    save_file({name: torch.zeros(2) for name in tensors}, store.path(IDS, WINDOW), metadata=metadata)
+    assert store.load(IDS, WINDOW) is None
 
 
 def test_a_folder_in_the_files_place_is_none(tmp_path: Path) -> None:
     store = store_in(tmp_path)
-    store.path(IDS).mkdir(parents=True)
-    assert store.load(IDS) is None
+    store.path(IDS, WINDOW).mkdir(parents=True)
+    assert store.load(IDS, WINDOW) is None
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("IoError 28")])
@@ -174,8 +190,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
         store.save(IDS, found)
     assert "CLUSTERPROF_CACHE" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert names(tmp_path) == [store.path((1,)).name]
-    assert store.load((1,)) is not None
+    assert names(tmp_path) == [store.path((1,), WINDOW).name]
+    assert store.load((1,), WINDOW) is not None
 
 
 def test_ctrl_c_while_writing_leaves_nothing(
@@ -200,7 +216,7 @@ def test_the_file_appears_by_a_rename_alone(
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         store_in(tmp_path).save(IDS, found)
-    assert store_in(tmp_path).load(IDS) is None
+    assert store_in(tmp_path).load(IDS, WINDOW) is None
     assert names(tmp_path) == []
 
 
@@ -211,29 +227,29 @@ def test_a_file_in_the_folders_place_is_one_sentence(tmp_path: Path, found: Capt
 
 
 def age(store: CaptureStore, ids: tuple[int, ...], seconds: int) -> None:
-    moment = store.path(ids).stat().st_mtime - seconds
-    os.utime(store.path(ids), (moment, moment))
+    moment = store.path(ids, WINDOW).stat().st_mtime - seconds
+    os.utime(store.path(ids, WINDOW), (moment, moment))
 
 
 def test_the_least_recently_used_go_when_there_are_too_many(tmp_path: Path, found: Capture) -> None:
     store_in(tmp_path).save((0,), found)
-    size = store_in(tmp_path).path((0,)).stat().st_size
+    size = store_in(tmp_path).path((0,), WINDOW).stat().st_size
     store = store_in(tmp_path, limit_bytes=3 * size + 100)
     for i in (1, 2):
         store.save((i,), found)
     for i, seconds in ((0, 30), (1, 20), (2, 10)):
         age(store, (i,), seconds)
     # Used again, so 1 is the oldest now.
-    assert store.load((0,)) is not None
+    assert store.load((0,), WINDOW) is not None
     store.save((3,), found)
-    assert [i for i in range(4) if store.path((i,)).exists()] == [0, 2, 3]
+    assert [i for i in range(4) if store.path((i,), WINDOW).exists()] == [0, 2, 3]
 
 
 def test_one_that_is_larger_than_the_limit_is_kept_alone(tmp_path: Path, found: Capture) -> None:
     store_in(tmp_path).save((0,), found)
     store = store_in(tmp_path, limit_bytes=1)
     assert_equal_captures(store.save((1,), found), found)
-    assert names(tmp_path) == [store.path((1,)).name]
+    assert names(tmp_path) == [store.path((1,), WINDOW).name]
 
 
 def test_a_file_that_another_process_deletes_meanwhile_does_no_harm(tmp_path: Path, found: Capture) -> None:
@@ -249,23 +265,23 @@ def test_what_a_killed_process_left_half_written_counts_and_goes_first(
 ) -> None:
     store = store_in(tmp_path)
     store.save((0,), found)
-    size = store.path((0,)).stat().st_size
+    size = store.path((0,), WINDOW).stat().st_size
     leftover = store.folder / "0123.99999.tmp"
     leftover.write_bytes(bytes(size))
     os.utime(leftover, (1, 1))
     store_in(tmp_path, limit_bytes=2 * size + 100).save(IDS, found)
-    assert sorted(names(tmp_path)) == sorted([store.path((0,)).name, store.path(IDS).name])
+    assert sorted(names(tmp_path)) == sorted([store.path((0,), WINDOW).name, store.path(IDS, WINDOW).name])
 
 
 def test_a_capture_that_is_gone_at_once_is_used_from_memory(
     tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CaptureStore, "load", lambda self, ids: None)
+    monkeypatch.setattr(CaptureStore, "load", lambda self, ids, window: None)
     assert store_in(tmp_path).save(IDS, found) is found
 
 
-def model_fingerprint(model: PreTrainedModel, window: int = 8, decode_tokens: int = 4) -> str:
-    return fingerprint(model, window=window, decode_tokens=decode_tokens)
+def model_fingerprint(model: PreTrainedModel, decode_tokens: int = 4) -> str:
+    return fingerprint(model, decode_tokens=decode_tokens)
 
 
 def test_equal_models_have_one_fingerprint_under_any_name() -> None:
@@ -290,9 +306,7 @@ def test_the_fingerprint_tells_apart_all_that_a_capture_depends_on() -> None:
         "weights": model_fingerprint(retrained),
         "one weight": model_fingerprint(one_weight),
         "buffers": model_fingerprint(quantized),
-        "window": model_fingerprint(tiny_llama(), window=9),
         "decode length": model_fingerprint(tiny_llama(), decode_tokens=5),
-        "not the same digits": model_fingerprint(tiny_llama(), window=84, decode_tokens=4),
         "dtype": model_fingerprint(tiny_llama().bfloat16()),
         "backend": model_fingerprint(eager),
         "layers": model_fingerprint(tiny_llama(num_hidden_layers=1)),

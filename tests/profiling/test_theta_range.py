@@ -67,6 +67,20 @@ def test_ends_are_where_theta_stops_to_matter() -> None:
     assert highest <= high <= highest + 10 ** math.floor(math.log10(highest))
 
 
+def test_each_captures_own_window_counts() -> None:
+    importance = attention_like() / 50
+    # 7 and 28 tokens per block.
+    blocks = {200: 7, 32: 28}
+    peaks = [
+        importance[..., start : start + width].amax(-1).flatten()
+        for width in blocks.values()
+        for start in range(0, LENGTH, width)
+    ]
+    low, _ = theta_range([with_importance(importance, window) for window in blocks], size=256)
+    quantile = np.quantile(torch.cat(peaks).double().numpy(), 0.05)
+    assert low <= quantile < low + 10 ** math.floor(math.log10(low))
+
+
 def test_at_the_high_end_nearly_every_head_still_has_a_cluster() -> None:
     # Every head but one in 40 looks at one token with half of its attention.
     importance = torch.full((10, 4, LENGTH), 0.5 / LENGTH)

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from clusterprof.runtime.transformers_names import CACHE
+
 
 @dataclass(frozen=True)
 class NaiveTrial:
@@ -123,7 +125,7 @@ def greedy(model: PreTrainedModel, input_ids: Tensor, steps: int, eos_ids: Colle
 def _prefill(model: PreTrainedModel, input_ids: Tensor) -> DynamicCache:
     # The model's own backend does this part: eager weights of a long prompt would not fit in memory.
     cache = DynamicCache()
-    model(input_ids, cache=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids, use_cache=True, logits_to_keep=1, **{CACHE: cache})
     return cache
 
 
@@ -157,9 +159,9 @@ def _decode(
                 }
             output = model(
                 torch.tensor([[token]], device=model.device),
-                cache=cache,
                 use_cache=True,
                 output_attentions=True,
+                **{CACHE: cache},
                 **placement,
             )
             attention.append(torch.stack([weights[0, :, 0] for weights in output.attentions]))

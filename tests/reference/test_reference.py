@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from clusterprof.runtime.transformers_names import CACHE
 from tests.reference.naive_trial import greedy, naive_trial
 from tests.reference.selection import select_clusterattn, select_snapkv, select_streaming_llm, select_topk
 
@@ -136,13 +137,13 @@ def masked_steps(
     full_cache, masked_cache = DynamicCache(), DynamicCache()
     steps = []
     with torch.no_grad():
-        model(prompt, cache=full_cache)
-        model(prompt, cache=masked_cache)
+        model(prompt, **{CACHE: full_cache})
+        model(prompt, **{CACHE: masked_cache})
         for count, token in enumerate(forced_tokens, start=1):
             input_ids = torch.tensor([[token]])
             mask = torch.nn.functional.pad(hidden, (0, count))
-            full = model(input_ids, cache=full_cache, output_attentions=True)
-            masked = model(input_ids, cache=masked_cache, attention_mask=mask, output_attentions=True)
+            full = model(input_ids, output_attentions=True, **{CACHE: full_cache})
+            masked = model(input_ids, attention_mask=mask, output_attentions=True, **{CACHE: masked_cache})
             steps.append((as_step(full.attentions, full.logits), as_step(masked.attentions, masked.logits)))
     return steps
 

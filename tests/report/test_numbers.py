@@ -1,6 +1,6 @@
 import pytest
 
-from clusterprof.report.numbers import duration_text, parameters_text, size_text
+from clusterprof.report.numbers import duration_text, parameters_text, size_text, window_text
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ def test_size(size: float, text: str) -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+def test_window() -> None:
+    assert window_text(32) == "last 32 tokens"
+    assert window_text("query") == "question"
 
 
 def test_parameters() -> None:

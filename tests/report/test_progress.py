@@ -68,6 +68,17 @@ def test_a_log_has_plain_lines() -> None:
     assert "Searching 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
 
 
+def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(size=64, window="query"))
+    progress.prepared([prompt("one", 100)], 0)
+    progress.captured(prompt("one", 100), 0.0, "Its question has 70 tokens.")
+    assert file.getvalue().splitlines()[-2:] == [
+        "one is left out: Its question has 70 tokens.",
+        "Capturing 1/1  100 tokens, left out",
+    ]
+
+
 def test_names_are_escaped() -> None:
     log, file = console(terminal=False)
     TuneProgress(log, TuneSettings(size=64)).searching("a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0)

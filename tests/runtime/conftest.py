@@ -38,9 +38,9 @@ def kept_sets(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     keep = CompressedLayer.keep
 
-    def spy(layer: CompressedLayer, positions: Tensor) -> None:
+    def spy(layer: CompressedLayer, positions: Tensor, end: int | None = None) -> None:
         seen.append(positions.clone())
-        keep(layer, positions)
+        keep(layer, positions, end)
 
     monkeypatch.setattr(CompressedLayer, "keep", spy)
     return seen

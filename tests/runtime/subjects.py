@@ -1,6 +1,6 @@
 """A model with prompts of every length that matters, and helpers to run it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,11 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.runtime import CompressedLayer
 from clusterprof.runtime.attention import decoder_of
+from clusterprof.runtime.cache import stored
+from clusterprof.runtime.transformers_names import CACHE
 
-TINY = Compression(size=24, window=8, method=ClusterAttn(num_block=2, theta=0.02))
+WINDOW = 8
+TINY = Compression(size=24, window=WINDOW, method=ClusterAttn(num_block=2, theta=0.02))
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Subject:
     def prompt(self, length: int, start: int = 0) -> Tensor:
         """(1, length)."""
         return self.stream[None, start : start + length]
+
+    @property
+    def window(self) -> int:
+        """Length of the observation window."""
+        assert self.compression.window != "query"
+        return self.compression.window
 
     @property
     def long(self) -> int:
@@ -46,8 +55,20 @@ def tiny_subject(model: PreTrainedModel) -> Subject:
 def generate(model: PreTrainedModel, prompt: Tensor, new_tokens: int, **options: Any) -> Any:
     """Greedy unless said otherwise; returns what `generate` does with `return_dict_in_generate`."""
     options = {"attention_mask": torch.ones_like(prompt), "do_sample": False} | options
+    if "cache" in options:
+        options[CACHE] = options.pop("cache")
     run: Any = model.generate
-    return run(prompt, max_new_tokens=new_tokens, return_dict_in_generate=True, **options)
+    return _named(run(prompt, max_new_tokens=new_tokens, return_dict_in_generate=True, **options))
+
+
+def forward(model: Callable[..., Any], *args: Any, cache: Cache | None = None, **options: Any) -> Any:
+    """One forward; the cache is called `cache` whatever transformers' version calls it."""
+    return _named(model(*args, **options, **({} if cache is None else {CACHE: cache})))
+
+
+def _named(output: Any) -> Any:
+    output.cache = output[CACHE]
+    return output
 
 
 def continuation(model: PreTrainedModel, prompt: Tensor, new_tokens: int, **options: Any) -> list[list[int]]:
@@ -72,8 +93,8 @@ def compressed_layers(cache: Cache) -> list[CompressedLayer]:
 
 
 def stored_lengths(cache: Cache) -> list[int]:
-    """Physical length of each layer."""
-    return [layer.keys.shape[2] for layer in cache.layers if layer.keys is not None]  # type: ignore[union-attr]
+    """Tokens per head that each layer holds."""
+    return [stored(layer)[0].shape[2] for layer in cache.layers]  # type: ignore[arg-type]
 
 
 def step_logits(
@@ -81,8 +102,8 @@ def step_logits(
 ) -> Iterator[Tensor]:
     """Feed ``(rows, steps)`` tokens one by one; yields ``(rows, vocabulary)`` each time."""
     for step, (mask, position_ids) in enumerate(zip(masks, positions, strict=True)):
-        output = model(
-            tokens[:, step : step + 1], cache=cache, attention_mask=mask, position_ids=position_ids
+        output = forward(
+            model, tokens[:, step : step + 1], cache=cache, attention_mask=mask, position_ids=position_ids
         )
         yield output.logits[:, -1]
 

@@ -30,6 +30,7 @@ from tests.runtime.subjects import (
     TINY,
     Subject,
     continuation,
+    forward,
     generate,
     model_state,
     pad_left,
@@ -58,13 +59,13 @@ def broken(model: PreTrainedModel) -> None:
 
 
 def out_of_vocabulary(model: PreTrainedModel) -> None:
-    model(torch.tensor([[10_000]]))
+    forward(model, torch.tensor([[10_000]]))
 
 
 def not_finite(model: PreTrainedModel) -> None:
     with torch.no_grad():
         decoder_of(model).layers[1].self_attn.k_proj.weight[0, 0] = torch.nan  # type: ignore[index,union-attr]
-    model(PROMPT)
+    forward(model, PROMPT)
 
 
 @pytest.mark.parametrize("fail", [broken, out_of_vocabulary, not_finite])
@@ -109,7 +110,7 @@ def test_models_that_share_a_config_object_do_not_undo_each_other() -> None:
         with pytest.raises(CompressionError, match="same config object"), compress(second, TINY):
             pytest.fail("entered")
         # What is not in a context is not compressed, whatever its config says.
-        assert stored_lengths(second(PROMPT).cache) == [60, 60]
+        assert stored_lengths(forward(second, PROMPT).cache) == [60, 60]
     assert model_state(first) == model_state(second) == before
 
 
@@ -180,14 +181,14 @@ def test_the_decoder_may_be_called_without_its_head(
     batch, mask = pad_left([PROMPT, random_stream(seed=9)[None, :33]])
     embeddings = decoder.get_input_embeddings()(batch)
     with compress(model, TINY):
-        model(batch, attention_mask=mask)
+        forward(model, batch, attention_mask=mask)
         expected = list(kept_sets)
         calls: list[Callable[[], Any]] = [
-            lambda: decoder(input_ids=batch, attention_mask=mask),
+            lambda: forward(decoder, input_ids=batch, attention_mask=mask),
             # Positional arguments are arguments, too.
-            lambda: decoder(batch, mask),
-            lambda: decoder(batch, mask, None, DynamicCache(config=model.config)),
-            lambda: decoder(inputs_embeds=embeddings, attention_mask=mask),
+            lambda: forward(decoder, batch, mask),
+            lambda: forward(decoder, batch, mask, None, DynamicCache(config=model.config)),
+            lambda: forward(decoder, inputs_embeds=embeddings, attention_mask=mask),
         ]
         for call in calls:
             kept_sets.clear()
@@ -208,9 +209,9 @@ def test_a_prompt_may_come_as_embeddings(tiny: Subject) -> None:
 def test_attention_weights_can_still_be_asked_for() -> None:
     model = tiny_llama()
     model.set_attn_implementation("eager")
-    plain = model(PROMPT, output_attentions=True)
+    plain = forward(model, PROMPT, output_attentions=True)
     with compress(model, TINY):
-        found = model(PROMPT, output_attentions=True)
+        found = forward(model, PROMPT, output_attentions=True)
     assert all(torch.equal(a, b) for a, b in zip(found.attentions, plain.attentions, strict=True))
 
 
@@ -233,9 +234,9 @@ def test_a_model_that_caps_its_scores_is_refused() -> None:
     model.train(False)
     model.set_attn_implementation("eager")
     with pytest.raises(CompressionError, match="changes its attention scores"), compress(model, TINY):
-        model(PROMPT)
+        forward(model, PROMPT)
     # Not in the context, it runs.
-    assert model(PROMPT).logits.isfinite().all()
+    assert forward(model, PROMPT).logits.isfinite().all()
 
 
 def test_a_model_outside_the_attention_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +279,8 @@ def test_copies_of_a_model_are_independent() -> None:
     model = tiny_llama()
     other = copy.deepcopy(model)
     with compress(model, TINY), compress(other, TINY.model_copy(update={"size": 16})):
-        assert stored_lengths(model(PROMPT).cache) == [24, 24]
-        assert stored_lengths(other(PROMPT).cache) == [16, 16]
+        assert stored_lengths(forward(model, PROMPT).cache) == [24, 24]
+        assert stored_lengths(forward(other, PROMPT).cache) == [16, 16]
 
 
 def test_threads_may_generate_inside_one_context() -> None:

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from clusterprof import Profile, compress
+from clusterprof import compress
 from clusterprof.errors import CompressionError
-from clusterprof.runtime import CompressedCache
 from clusterprof.runtime.attention import decoder_of
-from tests.profile.examples import document
 from tests.runtime.subjects import (
     TINY,
+    WINDOW,
     Subject,
     compressed_layers,
+    forward,
     generate,
     pad_left,
     random_stream,
@@ -44,13 +44,13 @@ def fed_lengths(model: PreTrainedModel) -> Iterator[list[int]]:
         handle.remove()
 
 
-def greedy_singly(model: PreTrainedModel, cache: CompressedCache, feed: Tensor, new_tokens: int) -> list[int]:
+def greedy_singly(model: PreTrainedModel, cache: Cache, feed: Tensor, new_tokens: int) -> list[int]:
     """Feed every token in a forward of its own, then go on greedily."""
     for token in feed[0, :-1]:
-        model(token.view(1, 1), cache=cache)
+        forward(model, token.view(1, 1), cache=cache)
     tokens = [feed[:, -1:]]
     for _ in range(new_tokens):
-        tokens.append(model(tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
+        tokens.append(forward(model, tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
     return torch.cat(tokens[1:], dim=1)[0].tolist()
 
 
@@ -58,7 +58,7 @@ def greedy_singly(model: PreTrainedModel, cache: CompressedCache, feed: Tensor, 
 def test_second_turn_on_a_compressed_cache(subject: Subject) -> None:
     model, new = subject.model, subject.new_tokens
     prompt, question = subject.prompt(subject.long), subject.prompt(9, start=subject.long)
-    cache = CompressedCache(model.config, subject.compression)
+    cache = DynamicCache(config=model.config)
     with compress(model, subject.compression), fed_lengths(model) as fed:
         first = generate(model, prompt, new, cache=cache)
         assert first.cache is cache
@@ -73,9 +73,9 @@ def test_second_turn_on_a_compressed_cache(subject: Subject) -> None:
     assert {layer.evicted for layer in compressed_layers(cache)} == {subject.long - subject.compression.size}
 
     # The same conversation with every token fed alone, as a run that never stopped would.
-    again = CompressedCache(model.config, subject.compression)
+    again = DynamicCache(config=model.config)
     with compress(model, subject.compression):
-        model(prompt, cache=again)
+        forward(model, prompt, cache=again)
     answer = first.sequences[:, -decoded:]
     singly = greedy_singly(model, again, torch.cat([answer, question], dim=1), new)
     assert singly[: second.sequences.shape[1] - second_prompt.shape[1]] == (
@@ -91,7 +91,7 @@ def test_second_turn_of_a_batch_and_of_a_hybrid_model() -> None:
         question = random_stream(seed=2)[None, :7].repeat(3, 1)
         texts = []
         for ids, attention_mask in [(batch, mask), *((p, torch.ones_like(p)) for p in prompts)]:
-            cache = CompressedCache(model.config, TINY)
+            cache = DynamicCache(config=model.config)
             with compress(model, TINY):
                 first = generate(model, ids, 5, cache=cache, attention_mask=attention_mask).sequences
                 turn = torch.cat([first, question[: len(ids)]], dim=1)
@@ -104,7 +104,7 @@ def test_second_turn_of_a_batch_and_of_a_hybrid_model() -> None:
 @torch.no_grad()
 def test_second_turn_is_not_compressed_however_long() -> None:
     model = tiny_llama(eos_token_id=None)
-    cache = CompressedCache(model.config, TINY)
+    cache = DynamicCache(config=model.config)
     with compress(model, TINY):
         first = generate(model, PROMPT, 3, cache=cache).sequences
         generate(model, torch.cat([first, PROMPT], dim=1), 1, cache=cache)
@@ -113,25 +113,22 @@ def test_second_turn_is_not_compressed_however_long() -> None:
 
 @torch.no_grad()
 def test_decoding_goes_on_outside_the_context(tiny: Subject) -> None:
-    caches = [CompressedCache(tiny.model.config, TINY) for _ in range(2)]
+    caches = [DynamicCache(config=tiny.model.config) for _ in range(2)]
     with compress(tiny.model, TINY):
         inside = generate(tiny.model, PROMPT, 12, cache=caches[0]).sequences
-        tiny.model(PROMPT, cache=caches[1])
+        forward(tiny.model, PROMPT, cache=caches[1])
     outside = greedy_singly(tiny.model, caches[1], inside[:, 60:61], 11)
     assert outside == inside[0, 61:].tolist()
-
-
-def test_a_cache_for_another_compression_is_refused() -> None:
-    model = tiny_llama(eos_token_id=None)
-    cache = CompressedCache(model.config, TINY.model_copy(update={"size": 16}))
-    with pytest.raises(CompressionError, match="made for another profile"), compress(model, TINY):
-        generate(model, PROMPT, 1, cache=cache)
 
 
 @pytest.mark.parametrize("other", [tiny_gemma3, lambda: tiny_llama(num_hidden_layers=3)])
 def test_a_cache_for_another_model_is_refused(other: Any) -> None:
     model = tiny_llama(eos_token_id=None)
-    cache = CompressedCache(other().config, TINY)
+    another = other()
+    cache: Any = DynamicCache(config=another.config)
+    with compress(another, TINY):
+        forward(another, PROMPT, cache=cache)
+    cache.reset()
     with pytest.raises(CompressionError, match="made for another model"), compress(model, TINY):
         generate(model, PROMPT, 1, cache=cache)
 
@@ -140,18 +137,18 @@ def test_a_cache_for_another_model_is_refused(other: Any) -> None:
 def test_the_turn_that_outgrows_the_size_is_compressed(second: int, kept_sets: list[Tensor]) -> None:
     model = tiny_llama(eos_token_id=None)
     first = PROMPT[:, :20]
-    cache = CompressedCache(model.config, TINY)
+    cache = DynamicCache(config=model.config)
     with compress(model, TINY):
         answered = generate(model, first, 4, cache=cache).sequences
         assert stored_lengths(cache) == [23, 23]
         turn = torch.cat([answered, PROMPT[:, 20 : 20 + second]], dim=1)
-        logits = model(turn[:, 23:], cache=cache).logits
+        logits = forward(model, turn[:, 23:], cache=cache).logits
     assert stored_lengths(cache) == [24, 24]
     assert cache.get_seq_length() == turn.shape[1]
     # The prefill of that turn itself still saw everything.
-    assert torch.allclose(logits, model(turn).logits[:, 23:], atol=1e-5)
-    window = torch.arange(turn.shape[1] - TINY.window, turn.shape[1])
-    assert all((kept[..., -TINY.window :] == window).all() for kept in kept_sets)
+    assert torch.allclose(logits, forward(model, turn).logits[:, 23:], atol=1e-5)
+    window = torch.arange(turn.shape[1] - WINDOW, turn.shape[1])
+    assert all((kept[..., -WINDOW:] == window).all() for kept in kept_sets)
 
 
 def test_a_batch_outgrows_the_size_in_a_later_turn_as_its_rows_do() -> None:
@@ -161,10 +158,17 @@ def test_a_batch_outgrows_the_size_in_a_later_turn_as_its_rows_do() -> None:
     more = random_stream(seed=5)[:60].view(2, 30)
 
     def run(prompt: Tensor, mask: Tensor, later: Tensor) -> Tensor:
-        cache = CompressedCache(model.config, TINY)
+        cache = DynamicCache(config=model.config)
         with compress(model, TINY):
-            model(prompt, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0), cache=cache)
-            one = model(
+            forward(
+                model,
+                prompt,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+                cache=cache,
+            )
+            one = forward(
+                model,
                 later[:, :1],
                 attention_mask=torch.cat([mask, torch.ones_like(later[:, :1])], dim=1),
                 position_ids=mask.sum(-1, keepdim=True),
@@ -173,11 +177,11 @@ def test_a_batch_outgrows_the_size_in_a_later_turn_as_its_rows_do() -> None:
             assert one is not None
             full = torch.cat([mask, torch.ones_like(later)], dim=1)
             positions = (full.cumsum(-1) - 1)[:, -later.shape[1] + 1 :]
-            model(later[:, 1:], attention_mask=full, position_ids=positions, cache=cache)
+            forward(model, later[:, 1:], attention_mask=full, position_ids=positions, cache=cache)
             token = later[:, :1]
             full = torch.cat([full, torch.ones_like(token)], dim=1)
-            output = model(
-                token, attention_mask=full, position_ids=full.sum(-1, keepdim=True) - 1, cache=cache
+            output = forward(
+                model, token, attention_mask=full, position_ids=full.sum(-1, keepdim=True) - 1, cache=cache
             )
             logits: Tensor = output.logits
             return logits
@@ -188,16 +192,10 @@ def test_a_batch_outgrows_the_size_in_a_later_turn_as_its_rows_do() -> None:
         assert torch.allclose(together[i : i + 1], alone, atol=1e-4)
 
 
-def test_a_profile_will_do_for_a_cache() -> None:
-    profile = Profile.model_validate(document(), strict=False)
-    cache = CompressedCache(tiny_llama().config, profile)
-    assert {layer.compression.size for layer in compressed_layers(cache)} == {256}
-
-
 @pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
 def test_a_cache_that_was_reset_compresses_the_next_prompt(build: Any, kept_sets: list[Tensor]) -> None:
     model = build(eos_token_id=None)
-    cache: Any = CompressedCache(model.config, TINY)
+    cache: Any = DynamicCache(config=model.config)
     with compress(model, TINY):
         expected = generate(model, PROMPT[:, :40], 5).sequences
         generate(model, PROMPT, 5, cache=cache)
@@ -211,27 +209,29 @@ def test_a_cache_that_was_reset_compresses_the_next_prompt(build: Any, kept_sets
 
 def test_a_cache_that_was_reset_refuses_what_a_new_one_does() -> None:
     model = tiny_llama(eos_token_id=None)
-    cache: Any = CompressedCache(model.config, TINY)
+    cache: Any = DynamicCache(config=model.config)
     for refused in ("chunks", "outside"):
         with compress(model, TINY):
             generate(model, PROMPT, 5, cache=cache)
         cache.reset()
         if refused == "chunks":
-            with pytest.raises(CompressionError, match="came in pieces"), compress(model, TINY):
-                generate(model, PROMPT, 1, cache=cache, prefill_chunk_size=30)
+            with compress(model, TINY):
+                forward(model, PROMPT[:, :30], cache=cache)
+                with pytest.raises(CompressionError, match="came in pieces"):
+                    forward(model, PROMPT[:, 30:], cache=cache)
         else:
-            model(PROMPT, cache=cache)
+            forward(model, PROMPT, cache=cache)
             with pytest.raises(CompressionError, match="prefilled outside"):
-                model(PROMPT[:, :1], cache=cache)
+                forward(model, PROMPT[:, :1], cache=cache)
         cache.reset()
 
 
 @torch.no_grad()
 def test_a_copy_of_a_prefilled_cache_answers_as_the_original() -> None:
     model = tiny_llama(eos_token_id=None)
-    cache = CompressedCache(model.config, TINY)
+    cache = DynamicCache(config=model.config)
     with compress(model, TINY):
-        model(PROMPT, cache=cache)
+        forward(model, PROMPT, cache=cache)
     other = copy.deepcopy(cache)
     feed = PROMPT[:, :4]
     assert greedy_singly(model, other, feed, 8) == greedy_singly(model, cache, feed, 8)
@@ -241,24 +241,24 @@ def test_a_copy_of_a_prefilled_cache_answers_as_the_original() -> None:
 @torch.no_grad()
 def test_decoded_tokens_can_be_taken_back_and_prompt_tokens_cannot() -> None:
     model = tiny_llama()
-    cache = CompressedCache(model.config, TINY)
+    cache = DynamicCache(config=model.config)
     with compress(model, TINY):
-        model(PROMPT, cache=cache)
+        forward(model, PROMPT, cache=cache)
         cache.crop(0)
-        expected = model(PROMPT[:, 5:6], cache=cache).logits
-        model(PROMPT[:, :3], cache=cache)
+        expected = forward(model, PROMPT[:, 5:6], cache=cache).logits
+        forward(model, PROMPT[:, :3], cache=cache)
         cache.crop(-4)
         assert cache.get_seq_length() == 60
-        torch.testing.assert_close(model(PROMPT[:, 5:6], cache=cache).logits, expected)
+        torch.testing.assert_close(forward(model, PROMPT[:, 5:6], cache=cache).logits, expected)
     with pytest.raises(CompressionError, match="cannot be taken back"):
         cache.crop(-2)
 
 
 def test_what_was_never_compressed_can_be_taken_back() -> None:
-    cache = CompressedCache(tiny_llama().config, TINY)
+    cache = DynamicCache(config=tiny_llama().config)
     cache.crop(-1)
     with compress(tiny_llama(), TINY):
-        tiny_llama()(PROMPT[:, :20], cache=cache)
+        forward(tiny_llama(), PROMPT[:, :20], cache=cache)
     cache.crop(-5)
     assert cache.get_seq_length() == 15
 
@@ -266,9 +266,11 @@ def test_what_was_never_compressed_can_be_taken_back() -> None:
 def log_probability(model: PreTrainedModel, prompt: Tensor, answer: Tensor) -> Tensor:
     """Of each answer token ``(1, tokens)``, with the prompt compressed and the answer fed."""
     with compress(model, TINY):
-        output = model(prompt)
+        output = forward(model, prompt)
     log_probs = [output.logits[:, -1]]
-    log_probs += [model(token.view(1, 1), cache=output.cache).logits[:, -1] for token in answer[0, :-1]]
+    log_probs += [
+        forward(model, token.view(1, 1), cache=output.cache).logits[:, -1] for token in answer[0, :-1]
+    ]
     return torch.cat(log_probs).log_softmax(-1).gather(1, answer[0, :, None])[:, 0]
 
 

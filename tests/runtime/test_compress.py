@@ -12,13 +12,14 @@ from transformers.cache_utils import DynamicLayer
 
 from clusterprof import Profile, compress
 from clusterprof.errors import ProfileError
-from clusterprof.runtime import CompressedCache, cache_bytes
+from clusterprof.runtime import cache_bytes
 from tests.profile.examples import document
 from tests.runtime.subjects import (
     TINY,
     Subject,
     compressed_layers,
     continuation,
+    forward,
     generate,
     pad_left,
     random_stream,
@@ -53,16 +54,18 @@ def test_two_prompts_one_after_another_are_both_compressed(subject: Subject, kep
 def test_compression_changes_something_here(tiny: Subject) -> None:
     # Otherwise the equalities in this folder would say nothing.
     prompt = tiny.prompt(tiny.long)
-    plain = tiny.model(prompt, cache=DynamicCache()).cache
+    plain = forward(tiny.model, prompt, cache=DynamicCache()).cache
     with compress(tiny.model, tiny.compression):
-        compressed = tiny.model(prompt).cache
+        compressed = forward(tiny.model, prompt).cache
     token = prompt[:, :1]
-    difference = tiny.model(token, cache=plain).logits - tiny.model(token, cache=compressed).logits
+    difference = (
+        forward(tiny.model, token, cache=plain).logits - forward(tiny.model, token, cache=compressed).logits
+    )
     assert difference.abs().max() > 0.01
 
 
 def test_prompts_of_at_most_size_are_left_whole(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
-    size, window = subject.compression.size, subject.compression.window
+    size, window = subject.compression.size, subject.window
     for length in (size, window - 1, 1):
         prompt = subject.prompt(length)
         expected = generate(subject.model, prompt, 6, output_logits=True)
@@ -94,8 +97,7 @@ def test_cache_holds_kv_heads_and_not_query_heads(subject: Subject) -> None:
 
 
 def test_bytes_of_an_empty_cache() -> None:
-    assert cache_bytes(CompressedCache(tiny_llama().config, TINY)) == 0
-    assert cache_bytes(DynamicCache()) == 0
+    assert cache_bytes(DynamicCache(config=tiny_llama().config)) == cache_bytes(DynamicCache()) == 0
 
 
 def check_batch_against_single_runs(
@@ -118,7 +120,7 @@ def check_batch_against_single_runs(
 
 
 def test_left_padded_batch_gives_the_text_of_single_runs(subject: Subject, kept_sets: list[Tensor]) -> None:
-    size, window = subject.compression.size, subject.compression.window
+    size, window = subject.compression.size, subject.window
     check_batch_against_single_runs(subject, kept_sets, (subject.long, size - 3, window - 3))
 
 

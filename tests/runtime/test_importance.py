@@ -9,24 +9,22 @@ from transformers import Cache
 
 from clusterprof.runtime.attention import Observer, observe_attention
 from clusterprof.runtime.importance import window_importance
-from tests.runtime.subjects import Subject, pad_left, random_stream
+from tests.runtime.subjects import Subject, forward, random_stream
 from tests.tiny import tiny_llama
 
 
-def naive_importance(query: Tensor, key: Tensor, window: int, scaling: float, padding: list[int]) -> Tensor:
+def naive_importance(query: Tensor, key: Tensor, window: int, scaling: float) -> Tensor:
     """The whole (L x L) attention in float64, query by query, as the definition reads."""
     rows, heads, length, _ = query.shape
     kv_heads = key.shape[1]
     total = torch.zeros(rows, kv_heads, length - window, dtype=torch.float64)
     for row in range(rows):
-        first = max(length - window, padding[row])
         for head in range(heads):
             kv_head = head * kv_heads // heads
-            for position in range(first, length):
-                visible = key[row, kv_head, padding[row] : position + 1].double()
+            for position in range(length - window, length):
+                visible = key[row, kv_head, : position + 1].double()
                 weights = (visible @ query[row, head, position].double() * scaling).softmax(-1)
-                seen = torch.cat([torch.zeros(padding[row]), weights, torch.zeros(length)])
-                total[row, kv_head] += seen[: length - window] / (length - first) / (heads // kv_heads)
+                total[row, kv_head] += weights[: length - window] / window / (heads // kv_heads)
     return total
 
 
@@ -45,55 +43,43 @@ def test_is_the_mean_of_the_windows_attention(
     rows: int, kv_heads: int, group: int, window: int, prefix: int, spread: float, data: st.DataObject
 ) -> None:
     length = prefix + window
-    padding = data.draw(st.lists(st.integers(0, length - 1), min_size=rows, max_size=rows))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     query = torch.randn(rows, kv_heads * group, length, 8, generator=generator) * spread
     key = torch.randn(rows, kv_heads, length, 8, generator=generator) * spread
 
-    found = window_importance(
-        query[:, :, -window:], key, scaling=0.3, padding=torch.tensor(padding) if any(padding) else None
-    )
-    expected = naive_importance(query, key, window, 0.3, padding)
+    found = window_importance(query[:, :, -window:], key, scaling=0.3)
+    expected = naive_importance(query, key, window, 0.3)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
-    for row, padded in enumerate(padding):
-        assert bool((found[row, :, :padded] == 0).all())
 
 
-def observed_importance(
-    subject: Subject, batch: Tensor, mask: Tensor, padding: Tensor | None
-) -> list[Tensor]:
+def observed_importance(subject: Subject, prompt: Tensor) -> list[Tensor]:
     found = []
 
     def observe(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        window = subject.compression.window
-        found.append(window_importance(query[:, :, -window:], key, scaling=scaling, padding=padding))
+        window = subject.window
+        found.append(window_importance(query[:, :, -window:], key, scaling=scaling))
 
-    def begin(cache: Cache | None, attention_mask: Tensor | None, new_tokens: int) -> Observer:
+    def begin(cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
         return observe
 
     with observe_attention(subject.model, begin):
-        subject.model(batch, attention_mask=mask)
+        forward(subject.model, prompt)
     return found
 
 
-@pytest.mark.parametrize("lengths", [(60,), (60, 31, 5)])
 @torch.no_grad()
-def test_agrees_with_the_models_own_attention_weights(tiny: Subject, lengths: tuple[int, ...]) -> None:
-    batch, mask = pad_left([tiny.prompt(length, start=10 * row) for row, length in enumerate(lengths)])
-    padding = 60 - torch.tensor(lengths)
-    found = observed_importance(tiny, batch, mask, padding if len(lengths) > 1 else None)
+def test_agrees_with_the_models_own_attention_weights(tiny: Subject) -> None:
+    found = observed_importance(tiny, tiny.prompt(60))
 
     tiny.model.set_attn_implementation("eager")
-    # RoPE is relative, so the default positions do.
-    weights = tiny.model(batch, attention_mask=mask, output_attentions=True).attentions
-    window, kv_heads = tiny.compression.window, tiny.model.config.num_key_value_heads
+    weights = tiny.model(tiny.prompt(60), output_attentions=True).attentions
+    window, kv_heads = tiny.window, tiny.model.config.num_key_value_heads
     assert len(found) == len(weights) == tiny.model.config.num_hidden_layers
     for importance, layer in zip(found, weights, strict=True):
-        for row, length in enumerate(lengths):
-            own = layer[row, :, 60 - min(window, length) :, : 60 - window].mean(dim=1)
-            expected = own.view(kv_heads, -1, 60 - window).mean(dim=1)
-            torch.testing.assert_close(importance[row], expected, atol=1e-6, rtol=1e-5)
+        own = layer[0, :, 60 - window :, : 60 - window].mean(dim=1)
+        expected = own.view(kv_heads, -1, 60 - window).mean(dim=1)
+        torch.testing.assert_close(importance[0], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_sums_to_what_the_window_spends_on_the_prefix() -> None:
@@ -116,7 +102,7 @@ def test_inputs_are_left_alone_and_gradients_may_be_on() -> None:
     query = torch.randn(2, 4, 3, 8, requires_grad=True)
     key = torch.randn(2, 2, 9, 8, requires_grad=True)
     before = query.detach().clone(), key.detach().clone()
-    importance = window_importance(query, key, scaling=8**-0.5, padding=torch.tensor([0, 7]))
+    importance = window_importance(query, key, scaling=8**-0.5)
     torch.autograd.grad(importance.sum(), [query, key])
     assert torch.equal(query, before[0])
     assert torch.equal(key, before[1])
@@ -133,7 +119,7 @@ def test_eager_and_sdpa_see_the_same(tiny: Subject) -> None:
     found = []
     for attention in ("sdpa", "eager"):
         tiny.model.set_attn_implementation(attention)
-        found.append(torch.stack(observed_importance(tiny, prompt, torch.ones_like(prompt), None)))
+        found.append(torch.stack(observed_importance(tiny, prompt)))
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-5)
 
 
@@ -145,8 +131,8 @@ def test_sees_queries_and_keys_after_rope_and_keys_not_repeated() -> None:
         shapes.append((layer_idx, tuple(query.shape), tuple(key.shape), scaling))
 
     with observe_attention(model, lambda cache, mask, tokens: observe):
-        cache = model(random_stream()[None, :30]).cache
-        model(random_stream()[None, :1], cache=cache)
+        cache = forward(model, random_stream()[None, :30]).cache
+        forward(model, random_stream()[None, :1], cache=cache)
     assert shapes == [
         (layer, (1, 4, new, 16), (1, 2, total, 16), 0.25)
         for new, total in ((30, 30), (1, 31))

@@ -11,11 +11,11 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from clusterprof import compress
 from clusterprof.methods import Method
 from clusterprof.profile import Compression
-from tests.runtime.subjects import TINY, pad_left, random_stream, step_logits, stored_lengths
+from tests.runtime.subjects import TINY, WINDOW, forward, pad_left, random_stream, step_logits, stored_lengths
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
 
 STEPS = 20
-SIZE, WINDOW = TINY.size, TINY.window
+SIZE = TINY.size
 
 
 # By row and KV head.
@@ -26,10 +26,13 @@ class Handpicked(Method):
     """Keeps the prefix positions it was told, given from each row's first token on."""
 
     name: Literal["handpicked"] = "handpicked"
+    lengths: tuple[int, ...]
     positions: Kept
 
-    def select(self, importance: Tensor, budget: int, lengths: Tensor | None = None) -> Tensor:
-        kept = torch.tensor(self.positions)
+    def select(self, importance: Tensor, budget: int) -> Tensor:
+        # Rows of different length come one by one, each of its own length.
+        rows = [row for row, length in enumerate(self.lengths) if length - WINDOW == importance.shape[2]]
+        kept = torch.tensor([self.positions[row] for row in rows])
         assert kept.shape == (*importance.shape[:2], budget)
         return kept
 
@@ -47,9 +50,9 @@ def pick(lengths: list[int], kv_heads: int) -> Kept:
     return tuple(tuple(choose(length) for _ in range(kv_heads)) for length in lengths)
 
 
-def keeping(kept: Kept) -> Compression:
+def keeping(kept: Kept, lengths: list[int]) -> Compression:
     # Not one of the methods a profile may hold, hence past the checks.
-    return TINY.model_copy(update={"method": Handpicked(positions=kept)})
+    return TINY.model_copy(update={"method": Handpicked(positions=kept, lengths=tuple(lengths))})
 
 
 def hidden(kept: Kept, lengths: list[int], heads: int) -> Tensor:
@@ -72,7 +75,7 @@ def grown(mask: Tensor, tokens: int) -> Tensor:
 def prefill(model: PreTrainedModel, batch: Tensor, mask: Tensor) -> Cache:
     cache = DynamicCache(config=model.config)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    model(batch, attention_mask=mask, position_ids=positions, cache=cache)
+    forward(model, batch, attention_mask=mask, position_ids=positions, cache=cache)
     return cache
 
 
@@ -89,7 +92,7 @@ def check(model: PreTrainedModel, lengths: list[int]) -> None:
 
     masks = [grown(hide, step + 1) for step in range(STEPS)]
     expected = list(step_logits(model, tokens, prefill(model, batch, mask), masks, positions))
-    with compress(model, keeping(kept)):
+    with compress(model, keeping(kept, lengths)):
         cache = prefill(model, batch, mask)
         assert stored_lengths(cache) == [SIZE] * len(cache.layers)
         plain_masks = [torch.nn.functional.pad(mask, (0, step + 1), value=1) for step in range(STEPS)]
@@ -122,10 +125,12 @@ def test_positions_follow_from_the_cache_when_nobody_gives_them() -> None:
     tokens = random_stream(seed=3)[None, :STEPS]
     masks = [grown(hidden(kept, [60], 4), step + 1) for step in range(STEPS)]
     positions = [torch.tensor([[60 + step]]) for step in range(STEPS)]
-    expected = list(step_logits(model, tokens, model(prompt).cache, masks, positions))
-    with compress(model, keeping(kept)):
-        cache = model(prompt).cache
-        found = [model(tokens[:, step : step + 1], cache=cache).logits[:, -1] for step in range(STEPS)]
+    expected = list(step_logits(model, tokens, forward(model, prompt).cache, masks, positions))
+    with compress(model, keeping(kept, [60])):
+        cache = forward(model, prompt).cache
+        found = [
+            forward(model, tokens[:, step : step + 1], cache=cache).logits[:, -1] for step in range(STEPS)
+        ]
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -137,12 +142,13 @@ def test_several_tokens_at_once_see_each_other_and_what_was_kept() -> None:
     prompt, turn = random_stream()[None, :60], random_stream(seed=4)[None, : STEPS + 1]
     hide = grown(hidden(kept, [60], 4), STEPS + 1).repeat(1, 1, STEPS + 1, 1)
     hide[..., 60:] = torch.full((STEPS + 1, STEPS + 1), -torch.inf).triu(1)
-    expected = model(turn[:, :1], cache=(plain := model(prompt).cache), attention_mask=hide[:, :, :1, :61])
-    rest = model(turn[:, 1:], cache=plain, attention_mask=hide[:, :, 1:])
-    with compress(model, keeping(kept)):
-        cache = model(prompt).cache
-        first = model(turn[:, :1], cache=cache)
-        second = model(turn[:, 1:], cache=cache)
+    plain = forward(model, prompt).cache
+    expected = forward(model, turn[:, :1], cache=plain, attention_mask=hide[:, :, :1, :61])
+    rest = forward(model, turn[:, 1:], cache=plain, attention_mask=hide[:, :, 1:])
+    with compress(model, keeping(kept, [60])):
+        cache = forward(model, prompt).cache
+        first = forward(model, turn[:, :1], cache=cache)
+        second = forward(model, turn[:, 1:], cache=cache)
     torch.testing.assert_close(first.logits, expected.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(second.logits, rest.logits, atol=1e-5, rtol=1e-5)
 
@@ -167,10 +173,10 @@ def test_sliding_layers_stay_as_they_are(model: PreTrainedModel) -> None:
         {"full_attention": grown(hide, step + 1), "sliding_attention": torch.zeros(1, 1, 1, 32)}
         for step in range(STEPS)
     ]
-    expected = list(step_logits(model, tokens, model(prompt).cache, masks, positions))
+    expected = list(step_logits(model, tokens, forward(model, prompt).cache, masks, positions))
     full = [kind == "full_attention" for kind in model.config.layer_types]
-    with compress(model, keeping(kept)):
-        cache = model(prompt).cache
+    with compress(model, keeping(kept, [60])):
+        cache = forward(model, prompt).cache
         assert stored_lengths(cache) == [SIZE if whole else 31 for whole in full]
         found = list(step_logits(model, tokens, cache, [None] * STEPS, positions))
     assert stored_lengths(cache) == [SIZE + STEPS if whole else 31 for whole in full]

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
+from transformers import DynamicCache, Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
 
 from clusterprof import compress
-from clusterprof.runtime import CompressedCache
 from clusterprof.runtime.attention import decoder_of
 from tests.runtime.subjects import TINY, compressed_layers, continuation, pad_left, random_stream
 
@@ -48,7 +47,7 @@ def gemma3(request: pytest.FixtureRequest) -> PreTrainedModel:
 def test_a_padded_batch_equals_its_rows(gemma3: PreTrainedModel) -> None:
     rows = [random_stream(seed=seed)[None, :length] for seed, length in enumerate((70, 50, 15))]
     batch, mask = pad_left(rows)
-    cache: Any = CompressedCache(decoder_of(gemma3).config, TINY)
+    cache: Any = DynamicCache(config=decoder_of(gemma3).config)
     with compress(gemma3, TINY):
         together = continuation(gemma3, batch, 8, attention_mask=mask, cache=cache)
         alone = [continuation(gemma3, row, 8)[0] for row in rows]

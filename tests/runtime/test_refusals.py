@@ -10,8 +10,16 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof import compress
 from clusterprof.errors import CompressionError
-from clusterprof.runtime import CompressedCache
-from tests.runtime.subjects import TINY, continuation, generate, pad_left, random_stream, stored_lengths
+from clusterprof.runtime import CompressedLayer
+from clusterprof.runtime.cache import plain_layers
+from tests.runtime.subjects import (
+    TINY,
+    forward,
+    generate,
+    pad_left,
+    random_stream,
+    stored_lengths,
+)
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_mistral
 
 PROMPT = random_stream()[None, :60]
@@ -22,7 +30,7 @@ class OtherCache(DynamicCache):
 
 
 def filled_cache() -> DynamicCache:
-    return tiny_llama()(PROMPT[:, :30]).cache  # type: ignore[no-any-return]
+    return forward(tiny_llama(), PROMPT[:, :30]).cache  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +43,6 @@ def filled_cache() -> DynamicCache:
         ({"cache": StaticCache(config=tiny_llama().config, max_cache_len=99)}, "a StaticCache"),
         ({"cache": OtherCache()}, "a OtherCache"),
         ({"cache": filled_cache()}, "already holds 30 uncompressed tokens"),
-        ({"prefill_chunk_size": 20}, "came in pieces"),
-        ({"prefill_chunk_size": 31}, "came in pieces"),
     ],
     ids=[
         "no-cache",
@@ -46,8 +52,6 @@ def filled_cache() -> DynamicCache:
         "static-object",
         "other",
         "filled",
-        "20",
-        "31",
     ],
 )
 def test_caches_that_cannot_shrink(options: dict[str, Any], reason: str) -> None:
@@ -56,24 +60,17 @@ def test_caches_that_cannot_shrink(options: dict[str, Any], reason: str) -> None
         generate(model, PROMPT, 5, **options)
 
 
-def test_a_prompt_that_is_one_chunk_is_no_chunk() -> None:
-    model = tiny_llama(eos_token_id=None)
-    with compress(model, TINY):
-        expected = continuation(model, PROMPT, 10)
-        assert continuation(model, PROMPT, 10, prefill_chunk_size=60) == expected
-
-
 def test_a_forward_without_a_cache_is_refused() -> None:
     model = tiny_llama()
     with pytest.raises(CompressionError, match="use_cache=False"), compress(model, TINY):
-        model(PROMPT, use_cache=False)
+        forward(model, PROMPT, use_cache=False)
 
 
 def test_right_padding_is_refused_before_anything_runs() -> None:
     model = tiny_llama()
     batch, mask = pad_left([PROMPT, PROMPT[:, :40]])
     with pytest.raises(CompressionError, match="padded on the right"), compress(model, TINY):
-        model(batch.flip(1), attention_mask=mask.flip(1))
+        forward(model, batch.flip(1), attention_mask=mask.flip(1))
 
 
 def test_a_mask_that_hides_a_token_in_the_middle_is_refused() -> None:
@@ -81,32 +78,18 @@ def test_a_mask_that_hides_a_token_in_the_middle_is_refused() -> None:
     mask = torch.zeros(1, 1, 60, 60)
     mask[..., 30] = torch.finfo(torch.float32).min
     with pytest.raises(CompressionError, match="in the middle of a row"), compress(model, TINY):
-        model(PROMPT, attention_mask=mask)
+        forward(model, PROMPT, attention_mask=mask)
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_compressed_cache_prefilled_outside_is_refused_at_its_second_update(inside: bool) -> None:
     model = tiny_llama()
-    cache = CompressedCache(model.config, TINY)
-    model(PROMPT, cache=cache)
+    cache = DynamicCache(config=model.config)
+    cache.layers = [CompressedLayer() for _ in cache.layers]
+    forward(model, PROMPT, cache=cache)
     context = compress(model, TINY) if inside else nullcontext()
     with pytest.raises(CompressionError, match="prefilled outside"), context:
-        model(PROMPT[:, :1], cache=cache)
-
-
-def test_a_draft_of_another_model_is_refused() -> None:
-    model, assistant = tiny_llama(eos_token_id=None), tiny_llama(eos_token_id=None, num_hidden_layers=1)
-    with pytest.raises(CompressionError, match="assisted generation"), compress(model, TINY):
-        generate(model, PROMPT, 12, assistant_model=assistant)
-
-
-@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
-def test_a_draft_from_the_prompt_is_refused(build: Any) -> None:
-    # The last tokens are in the prompt before, so there is a draft from the first step on.
-    model = build(eos_token_id=None)
-    prompt = torch.cat([PROMPT, PROMPT[:, 20:30]], dim=1)
-    with pytest.raises(CompressionError, match="assisted generation"), compress(model, TINY):
-        generate(model, prompt, 12, prompt_lookup_num_tokens=4)
+        forward(model, PROMPT[:, :1], cache=cache)
 
 
 def test_a_model_of_sliding_windows_alone_is_refused() -> None:
@@ -115,20 +98,18 @@ def test_a_model_of_sliding_windows_alone_is_refused() -> None:
     with pytest.raises(CompressionError, match="Every layer of this model has sliding-window"):  # noqa: SIM117
         with compress(model, TINY):
             pytest.fail("entered")
-    with pytest.raises(CompressionError, match="Every layer of this model has sliding-window"):
-        CompressedCache(model.config, TINY)
 
 
 def test_layers_without_a_kv_cache_are_refused() -> None:
     config = Mamba2Config(num_hidden_layers=2)
     with pytest.raises(CompressionError, match="LinearAttentionLayer caches cannot be compressed"):
-        CompressedCache(config, TINY)
+        plain_layers(config)
 
 
 def test_a_plain_empty_cache_is_adopted() -> None:
     for cache in (DynamicCache(), DynamicCache(config=tiny_gemma3().config)):
         model = tiny_gemma3()
         with compress(model, TINY):
-            model(PROMPT, cache=cache)
+            forward(model, PROMPT, cache=cache)
         assert isinstance(cache.layers[0], DynamicSlidingWindowLayer)
         assert stored_lengths(cache) == [31, 24]

@@ -1,0 +1,8 @@
+"""Names that differ between the supported versions of transformers."""
+
+from inspect import signature
+
+from transformers import LlamaModel
+
+# What a model calls the cache it is given and gives back: `past_key_values` up to 5.23, `cache` from 5.24 on.
+CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
