@@ -1,15 +1,24 @@
 # `make demo` tunes and applies on the built-in model; `make test` is what CI runs.
 VENV := .venv
 BIN := $(VENV)/bin
+# The same with the oldest transformers that pyproject.toml allows.
+FLOOR := .venv-floor
+FLOOR_VERSION := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 PYTHON ?= python3
 
-.PHONY: install demo test lint types clean
+.PHONY: install demo test test-latest test-floor lint types clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(FLOOR)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOOR)
+	sed 's/^transformers==.*/transformers==$(FLOOR_VERSION).*/' constraints.txt > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/pip install -q -c $(FLOOR)/constraints.txt -e '.[dev]'
 	touch $@
 
 demo: install
@@ -23,8 +32,16 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-test: lint types
+# Both environments side by side, one thread each.
+test: lint types $(FLOOR)/.installed
+	OMP_NUM_THREADS=1 $(MAKE) -j2 --output-sync=target test-latest test-floor
+
+test-latest: install
 	$(BIN)/pytest
 
+# All that runs models; the rest does not depend on transformers' version.
+test-floor: $(FLOOR)/.installed
+	$(FLOOR)/bin/pytest tests/runtime tests/profiling tests/benchmarking tests/models tests/reference tests/cli/test_apply.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis

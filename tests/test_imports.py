@@ -29,3 +29,17 @@ def test_runtime_loads_nothing_of_the_tuning_side() -> None:
     names = loaded_by("import clusterprof.runtime\nfrom clusterprof import Profile, compress")
     assert "torch" in names
     assert not names & COMMAND_LINE_ONLY
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import clusterprof.report.plots, clusterprof.benchmarking.settings",
+        "from clusterprof.cli import main\nfrom contextlib import redirect_stdout, suppress\n"
+        "with suppress(SystemExit), redirect_stdout(sys.stderr): main(['bench', '--help'])",
+        "from clusterprof.cli import main\nfrom contextlib import redirect_stdout, suppress\n"
+        "with suppress(SystemExit), redirect_stdout(sys.stderr): main(['--help'])",
+    ],
+)
+def test_plotting_is_loaded_only_to_plot(statement: str) -> None:
+    assert not loaded_by(statement) & ({"matplotlib"} | HEAVY)

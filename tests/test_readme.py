@@ -4,11 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from clusterprof import Profile
+from clusterprof import Profile, compress
+from tests.runtime.subjects import TINY, random_stream
+from tests.tiny import tiny_llama
 
 ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python that a page shows."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.real_model
@@ -16,7 +24,7 @@ def test_the_python_of_the_readme(
     real_model: tuple[PreTrainedModel, PreTrainedTokenizerBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    code = "\n".join(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), flags=re.DOTALL))
+    code = "\n".join(blocks(ROOT / "README.md"))
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     cache = names["cache"]
@@ -25,6 +33,17 @@ def test_the_python_of_the_readme(
     prompt_tokens = 1_700
     assert cache.get_seq_length() > prompt_tokens  # type: ignore[attr-defined]
     assert cache.layers[0].keys.shape[2] < profile.compression.size + 200  # type: ignore[attr-defined]
+
+
+def test_the_python_of_the_runtime_page() -> None:
+    model = tiny_llama(eos_token_id=None)
+    names = {"model": model, "profile": TINY, "compress": compress}
+    for name, length in (("inputs", 60), ("longer_inputs", 150), ("other_inputs", 40)):
+        ids = random_stream()[None, :length]
+        names[name] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for code in blocks(ROOT / "docs" / "runtime.md"):
+        exec(compile(code, "docs/runtime.md", "exec"), names)
+        assert names["output"].shape[1] > 100  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").rglob("*.json")), ids=lambda path: path.name)

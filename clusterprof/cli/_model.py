@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterprof.errors import ModelError
 from clusterprof.report.console import say
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from clusterprof.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,23 @@ class ModelChoice:
         )
         say(console, f"model    {_facts(model)}")
         return model, tokenizer
+
+
+def profiles_model(named: str | None, profile: "Profile") -> str:
+    """Return the model that is named, else the one that a profile was made for.
+
+    Raises
+    ------
+    ModelError
+        If neither is known.
+    """
+    from clusterprof.models import BUILTIN_ID, BUILTIN_NAME
+
+    if named is not None:
+        return named
+    if not profile.model.id:
+        raise ModelError("The profile does not name its model; name one with --model.")
+    return BUILTIN_NAME if profile.model.id == BUILTIN_ID else profile.model.id
 
 
 def quiet_transformers() -> None:

@@ -1,8 +1,9 @@
 """The options, each with its help and the range of what a user may type."""
 
 import math
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -45,6 +46,16 @@ def _name(value: str | None) -> str | None:
     return _not_blank(value)
 
 
+def _window(value: str | int) -> int | str:
+    # The default comes as the number it is.
+    text = str(value)
+    if text == "query":
+        return text
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST:
+        raise typer.BadParameter(f"it is neither a number in the range 1<=x<={_MOST} nor the word query.")
+    return int(text)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 
 # Which model, and how it runs.
@@ -84,7 +95,7 @@ Device = Annotated[
     ),
 ]
 Attention = Annotated[
-    Literal["auto", "sdpa", "eager", "flash_attention_2"],
+    Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"],
     typer.Option(
         "--attn",
         help="Attention backend; auto: flash_attention_2 where it can be had, else sdpa.",
@@ -148,16 +159,20 @@ Size = Annotated[
     int, typer.Option(min=2, max=_MOST, help="Prompt tokens to keep per KV head, the window included.")
 ]
 Window = Annotated[
-    int,
+    Any,  # an int or "query", and typer knows no such type
     typer.Option(
-        min=1,
-        max=_MOST,
-        help="Observation window: the prompt's last tokens, which judge the rest.",
+        parser=_window,
+        metavar="N|query",
+        help="Observation window, which judges the rest: the prompt's last N tokens, or its question.",
         rich_help_panel=_SEARCH,
     ),
 ]
 DecodeTokens = Annotated[
     int, typer.Option(min=1, max=_MOST, help="Longest answer per prompt.", rich_help_panel=_SEARCH)
+]
+Question = Annotated[
+    str | None,
+    typer.Option(callback=_not_blank, help="The question about the prompt, put after it."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, max=_MOST, help="Longest answer.")]
 Objective = Annotated[

@@ -8,6 +8,7 @@ import typer
 import clusterprof
 from clusterprof.cli._shell import Root, Session, run
 from clusterprof.cli.apply import apply
+from clusterprof.cli.bench import bench
 from clusterprof.cli.datasets import datasets
 from clusterprof.cli.doctor import doctor
 from clusterprof.cli.models import models
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(apply)
+app.command()(bench)
 app.add_typer(profiles, name="profiles")
 app.add_typer(datasets, name="datasets")
 app.add_typer(models, name="models")

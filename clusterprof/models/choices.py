@@ -1,5 +1,6 @@
 """What a model runs on when the user leaves it open: model, device, dtype, attention backend."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from clusterprof.errors import ModelError
@@ -9,9 +10,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _FLASH_FLOOR = "2.3.3"
+# The package that each needs.
+_FLASH = {"flash_attention_2": f"flash-attn >= {_FLASH_FLOOR}", "flash_attention_3": "flash-attn-3"}
 
 
 def default_model() -> str:
@@ -83,7 +86,7 @@ def choose_attention(
     """Return the attention backend, by the name that transformers has for it.
 
     For "auto" that is flash_attention_2 where all it needs is there (CUDA, a half dtype, a flash-attn
-    package that can be imported), else sdpa.
+    package that can be imported), else sdpa. Another flash attention is used where it is asked for only.
 
     Parameters
     ----------
@@ -92,41 +95,47 @@ def choose_attention(
     device, dtype
         What the model will run on and in.
     flash_available
-        What `flash_attention_available` says.
+        What `flash_attention_available` says of `attn`.
 
     Raises
     ------
     ModelError
-        If `attn` is unknown, or flash_attention_2 was asked for and cannot be had.
+        If `attn` is unknown, or a flash attention was asked for and cannot be had.
     """
     import torch
 
     check_choice("attn", attn, ATTENTIONS)
-    if attn not in ("auto", "flash_attention_2"):
-        return attn
+    wanted = _wanted(attn)
+    if wanted not in _FLASH:
+        return wanted
     obstacle = None
     if device.type != "cuda":
         obstacle = f"a CUDA device, and the device is {device}"
     elif dtype not in (torch.float16, torch.bfloat16):
         obstacle = f"float16 or bfloat16, and the dtype is {str(dtype).removeprefix('torch.')}"
     elif not flash_available:
-        obstacle = f"the package flash-attn >= {_FLASH_FLOOR}, and none can be imported"
+        obstacle = f"the package {_FLASH[wanted]}, and none can be imported"
     if obstacle is None:
-        return "flash_attention_2"
-    if attn == "flash_attention_2":
-        raise ModelError(f"flash_attention_2 needs {obstacle}; use --attn auto, or meet that.")
+        return wanted
+    if attn != "auto":
+        raise ModelError(f"{attn} needs {obstacle}; use --attn auto, or meet that.")
     return "sdpa"
 
 
-def flash_attention_available() -> bool:
-    """Return whether a flash-attn package that transformers accepts is installed and can be imported."""
-    from transformers.utils.import_utils import is_flash_attn_greater_or_equal
+def flash_attention_available(attn: str = "auto") -> bool:
+    """Return whether the package of a flash attention is one that transformers accepts, and can be imported."""
+    from transformers.utils.import_utils import is_flash_attn_3_available, is_flash_attn_greater_or_equal
 
-    if not is_flash_attn_greater_or_equal(_FLASH_FLOOR):
+    third = _wanted(attn) == "flash_attention_3"
+    if not (is_flash_attn_3_available() if third else is_flash_attn_greater_or_equal(_FLASH_FLOOR)):
         return False
     try:
         # A build for another torch is installed all the same, and fails only here.
-        import flash_attn  # noqa: F401
+        import_module("flash_attn_interface" if third else "flash_attn")
     except (ImportError, OSError):
         return False
     return True
+
+
+def _wanted(attn: str) -> str:
+    return "flash_attention_2" if attn == "auto" else attn

@@ -50,7 +50,8 @@ def load_model(
     device
         "auto" (CUDA where there is one), "cpu", "cuda", "cuda:N" or "mps".
     attn
-        "auto" (flash_attention_2 where it can be had, else sdpa), "sdpa", "eager" or "flash_attention_2".
+        "auto" (flash_attention_2 where it can be had, else sdpa), "sdpa", "eager", "flash_attention_2" or
+        "flash_attention_3".
     trust_remote_code
         Whether to run the Python code that a model brings along.
 
@@ -72,7 +73,7 @@ def load_model(
     with _errors_for(source), _no_weight_bar():
         config = _load_config(source, common)
         torch_dtype = choose_dtype(dtype, device=target, config=config)
-        flash = target.type == "cuda" and flash_attention_available()
+        flash = target.type == "cuda" and flash_attention_available(attn)
         backend = choose_attention(attn, device=target, dtype=torch_dtype, flash_available=flash)
         tokenizer = _load_tokenizer(source, common)
         model = _load_weights(

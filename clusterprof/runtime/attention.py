@@ -84,7 +84,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     decoder = model.get_decoder()  # type: ignore[no-untyped-call]
     if not isinstance(decoder, PreTrainedModel):
         raise _unsupported(model)
-    # Up to 5.23 some of these models cache the keys and values that they unfold, later all of them the latent.
+    # Where a latent happens to be as wide as a head it would even run, and be wrong.
     if getattr(decoder.config, "kv_lora_rank", None) is not None:
         raise UnsupportedModelError(
             f"{name} has multi-head latent attention, whose cache holds one latent for all heads instead of keys and "

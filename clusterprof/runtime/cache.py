@@ -204,17 +204,19 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
         keys, values = stored(self)
         shape = (*keys.shape[:2], self.capacity)
         if self._buffers is None or self._buffers[0].shape[:3] != shape:
-            self._buffers = (
-                keys.new_zeros((*shape, keys.shape[-1])),
-                values.new_zeros((*shape, values.shape[-1])),
-            )
-            for buffer in self._buffers:
-                torch._dynamo.mark_static_address(buffer)
+            # Made in inference mode they could only be written there, and the next prompt may come outside of it.
+            with torch.inference_mode(False):
+                self._buffers = (
+                    keys.new_zeros((*shape, keys.shape[-1])),
+                    values.new_zeros((*shape, values.shape[-1])),
+                )
+            _mark_static(*self._buffers)
         for buffer, tensor in zip(self._buffers, (keys, values), strict=True):
             buffer[..., : self.stored, :] = tensor
         self.keys, self.values = self._buffers
-        self._next = torch.tensor(self.stored, device=keys.device)
-        torch._dynamo.mark_static_address(self._next)
+        with torch.inference_mode(False):
+            self._next = torch.tensor(self.stored, device=keys.device)
+        _mark_static(self._next)
 
     def get_seq_length(self) -> int:
         """Tokens seen so far, the evicted ones included; a tensor once the prompt is there."""
@@ -226,10 +228,25 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
             return super().get_mask_sizes(query_length)
         if not torch.compiler.is_compiling() and int(self._next) + query_length > self.capacity:
             raise CompressionError(
-                f"The StaticCompressedCache is full: it was made for {self.capacity - self.settled} tokens after the "
-                "prompt; make it with a higher max_new_tokens."
+                f"The StaticCompressedCache is full: it was made for {self.capacity - self.prompt} tokens after the "
+                "prompt; make it with a higher max_new_tokens, or call its reset() before the next prompt."
             )
         return self.capacity, self.evicted
+
+
+class _StaticSlidingLayer(StaticSlidingWindowLayer):
+    """A sliding-window layer for prompts of any batch size, in any gradient mode."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.cumulative_length_int == 0 and self.keys is not None and len(self.keys) != len(key_states):
+            self.is_initialized = False
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        with torch.inference_mode(False):
+            super().lazy_initialization(key_states, value_states)
 
 
 class StaticCompressedCache(DynamicCache):
@@ -250,18 +267,20 @@ class StaticCompressedCache(DynamicCache):
     Raises
     ------
     CompressionError
-        If the model cannot be compressed.
+        If the model cannot be compressed, or there is no room for a token.
     """
 
     def __init__(
         self, config: PreTrainedConfig, profile: Profile | Compression, *, max_new_tokens: int
     ) -> None:
+        if max_new_tokens < 1:
+            raise CompressionError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         super().__init__(config=config)
         capacity = compression_of(profile).size + max_new_tokens
         self.layers = [
             StaticCompressedLayer(capacity)
             if has_full_attention(layer)
-            else StaticSlidingWindowLayer(layer.sliding_window, layer.sliding_window)  # type: ignore[attr-defined]
+            else _StaticSlidingLayer(layer.sliding_window, layer.sliding_window)  # type: ignore[attr-defined]
             for layer in plain_layers(config)
         ]
 
@@ -326,6 +345,13 @@ def cache_bytes(cache: Cache) -> int:
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _mark_static(*tensors: Tensor) -> None:
+    """Let CUDA graphs write into the tensors; not possible from inside compiled code, which then makes no graphs."""
+    if not torch.compiler.is_compiling():
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
 
 
 def _buffer_with(tensor: Tensor, capacity: int) -> Tensor:

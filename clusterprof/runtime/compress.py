@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -80,7 +81,7 @@ def compress(
     config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
-    turn = _Turn()
+    running = _Running()
 
     def begin(cache: Cache | None, attention_mask: Any, shape: torch.Size) -> Observer | None:
         cache = _adopt(cache, config, full_attention)
@@ -91,15 +92,19 @@ def compress(
             return None
         seen = int(first.get_seq_length())
         end = seen + new_tokens
-        prompt_length = turn.prompt_length
-        if prompt_length is None:
+        turn = running.turn
+        # Guidance runs a prompt of its own, over another cache, in the middle of a generation.
+        if turn is None or turn.cache not in (None, cache):
             # Not inside generate(): one forward is one prompt or turn, and a single token more is decoding.
             eviction.check_prompts(batch)
             prompt_length, start = seen if seen > 0 and new_tokens == 1 else end, seen
-            if seen > 0 and new_tokens > 1:
+            if seen > 0:
                 _refuse_chunk(first, new_tokens)
         else:
-            start = turn.start = seen if turn.start is None else turn.start
+            if turn.cache is None:
+                _refuse_fed_again(turn, seen, new_tokens)
+                turn.cache, turn.start = cache, seen
+            prompt_length, start = turn.prompt_length, turn.start
 
         def rows() -> list[Rows]:
             return alike(left_padding(attention_mask, batch, end), eviction.windows(batch))
@@ -107,24 +112,34 @@ def compress(
         if seen >= prompt_length:
             return _decoding(cache, first, eviction, rows, new_tokens)
         if isinstance(first, StaticCompressedLayer):
-            _check_static(first, eviction)
+            _check_static(first, eviction, config._attn_implementation)
         fresh = end - prompt_length
         _refuse_drafts(eviction, fresh)
-        return _prefilling(cache, eviction, rows(), fresh=fresh, of_turn=prompt_length - start)
+        # A short row has no token yet in the first chunks of a padded batch.
+        groups = rows() if fresh >= 0 else []
+        return _prefilling(cache, eviction, groups, fresh=fresh, of_turn=prompt_length - start)
 
-    with observe_attention(model, begin), _prompt_shapes(model, turn, eviction):
+    with observe_attention(model, begin), _prompt_shapes(model, running, eviction):
         yield
 
 
-class _Turn(threading.local):
-    """What a running `generate` call says about its prompt, and where it began; each thread has its own."""
+@dataclass
+class _Turn:
+    """What a `generate` call says about its prompt; and, after the first forward, its cache and where it began."""
 
-    prompt_length: int | None = None
-    start: int | None = None
+    prompt_length: int
+    cache: Cache | None = None
+    start: int = 0
+
+
+class _Running(threading.local):
+    """The running `generate` call, the innermost one; each thread has its own."""
+
+    turn: _Turn | None = None
 
 
 @contextmanager
-def _prompt_shapes(model: PreTrainedModel, turn: _Turn, eviction: Eviction) -> Iterator[None]:
+def _prompt_shapes(model: PreTrainedModel, running: _Running, eviction: Eviction) -> Iterator[None]:
     """Let ``generate`` say how long its prompt is: where chunks of it end, and where drafts of the answer begin."""
     attributes = vars(model)
     before = {name: attributes[name] for name in ("generate",) if name in attributes}
@@ -132,12 +147,14 @@ def _prompt_shapes(model: PreTrainedModel, turn: _Turn, eviction: Eviction) -> I
 
     @wraps(plain)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        prompts, turn.prompt_length = _prompt_shape(args, kwargs)
+        _refuse_assistant(model, kwargs)
+        prompts, length = _prompt_shape(args, kwargs)
+        eviction.check_prompts(prompts)
+        outer, running.turn = running.turn, _Turn(length)
         try:
-            eviction.check_prompts(prompts)
             return plain(*args, **kwargs)
         finally:
-            turn.prompt_length = turn.start = None
+            running.turn = outer
 
     attributes["generate"] = generate
     try:
@@ -155,13 +172,38 @@ def _prompt_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, i
     # Without any input, generate() starts from the token that begins a text.
     shapes = [(1, 1), *(tensor.shape[:2] for tensor in (*given, mask) if tensor is not None)]
     prompts, length = (max(sizes) for sizes in zip(*shapes, strict=True))
-    cache = kwargs.get(CACHE)
+    # The older name is still taken.
+    cache = kwargs.get(CACHE, kwargs.get("past_key_values"))
     if cache is not None and cache.get_seq_length() >= length:
         raise CompressionError(
             f"The cache passed to generate() already holds {int(cache.get_seq_length())} tokens, and the input has "
             f"{length}; pass the tokens of the whole conversation, or the new ones with the attention mask of all."
         )
     return prompts, length
+
+
+def _refuse_assistant(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    settings = [kwargs.get("generation_config"), model.generation_config]
+    # Refused here, not when it drafts: transformers would leave the model with the layers that do.
+    early_exit = [
+        kwargs.get("assistant_early_exit"),
+        *(getattr(s, "assistant_early_exit", None) for s in settings),
+    ]
+    if getattr(settings[0], "is_assistant", False) or any(early_exit):
+        raise CompressionError(
+            "An assistant model cannot draft inside compress(), which would have to take drafts back from a compressed "
+            "prompt; leave it out of the context (a copy of it, if it is the model itself), or use "
+            "prompt_lookup_num_tokens."
+        )
+
+
+def _refuse_fed_again(turn: _Turn, seen: int, new_tokens: int) -> None:
+    # transformers' assisted generation does not look at what the cache holds before the first forward.
+    if seen > 0 and new_tokens >= turn.prompt_length:
+        raise CompressionError(
+            f"Assisted generation feeds all {turn.prompt_length} tokens of the conversation to a cache that holds "
+            f"{seen} of them already; pass an empty cache, or leave the drafts out in later turns."
+        )
 
 
 def _decoding(
@@ -189,27 +231,22 @@ def _decoding(
     return observer
 
 
-def _prefilling(
-    cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: int, of_turn: int
-) -> Observer:
+def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: int, of_turn: int) -> Observer:
     """Observe a prompt or a later turn, which has ``of_turn`` tokens.
 
     ``fresh`` tokens of the forward come after its end, or so many (< 0) of it are to come.
     """
-    window = max(group.window for group in rows)
 
     def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         layer = cache.layers[layer_idx]
         if not isinstance(layer, CompressedLayer):
             return
-        queries = _latest(layer, query, window, drafts=max(fresh, 0))
+        queries = _latest(layer, query, max(eviction.windows(query.shape[0])), drafts=max(fresh, 0))
         # A copy, as a view would keep the queries of the whole forward.
         layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
         layer.observed = layer.get_seq_length() - max(fresh, 0)
         if fresh >= 0:
-            finish_prompt(
-                layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn
-            )
+            finish_prompt(layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn)
 
     return observer
 
@@ -274,7 +311,13 @@ def _refuse_compiled(first: CompressedLayer, eviction: Eviction) -> None:
         )
 
 
-def _check_static(layer: StaticCompressedLayer, eviction: Eviction) -> None:
+def _check_static(layer: StaticCompressedLayer, eviction: Eviction, backend: str) -> None:
+    if "flash" in backend:
+        # It takes no mask that would hide the free slots.
+        raise CompressionError(
+            "A StaticCompressedCache does not work with flash attention; load the model with "
+            'attn_implementation="sdpa", or use a DynamicCache.'
+        )
     if layer.prompt > 0:
         raise CompressionError(
             "A StaticCompressedCache holds one prompt; call its reset() before the next, or keep a conversation in a "
@@ -293,7 +336,9 @@ def _check_static(layer: StaticCompressedLayer, eviction: Eviction) -> None:
 
 def _refuse_chunk(layer: CompressedLayer, new_tokens: int) -> None:
     # A second piece of a prompt would stay uncompressed. A new turn of a conversation comes after decoding.
-    if not layer.continued:
+    unfinished = layer.prompt == 0 and layer.observed > 0
+    continued = layer.continued or isinstance(layer, StaticCompressedLayer)
+    if unfinished or (new_tokens > 1 and not continued):
         raise CompressionError(
             f"The prompt came in pieces ({layer.get_seq_length()} tokens, then {new_tokens}), and outside generate() "
             "nobody says where it ends; run it in one forward, or let generate() cut it (prefill_chunk_size)."

@@ -10,7 +10,7 @@ from clusterprof.models.choices import choose_device, choose_dtype, flash_attent
 from tests.tiny import tiny_llama
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 1), torch.device("mps")
-FLASH = "flash_attention_2"
+FLASH, FLASH_3 = "flash_attention_2", "flash_attention_3"
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA, MPS])
@@ -24,44 +24,63 @@ def test_attention_of_every_machine(device: torch.device, dtype: torch.dtype, fl
     assert choose("eager") == "eager"
     if device is CUDA and dtype is not torch.float32 and flash_available:
         assert choose("auto") == choose(FLASH) == FLASH
+        assert choose(FLASH_3) == FLASH_3
     else:
         assert choose("auto") == "sdpa"
-        with pytest.raises(ModelError, match=r"flash_attention_2 needs .*--attn auto"):
-            choose(FLASH)
+        for flash in (FLASH, FLASH_3):
+            with pytest.raises(ModelError, match=f"{flash} needs .*--attn auto"):
+                choose(flash)
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "flash_available", "obstacle"),
+    ("attn", "device", "dtype", "flash_available", "obstacle"),
     [
-        (CPU, torch.bfloat16, True, "a CUDA device, and the device is cpu"),
-        (CUDA, torch.float32, True, "float16 or bfloat16, and the dtype is float32"),
-        (CUDA, torch.float16, False, r"the package flash-attn >= 2\.3\.3, and none can be imported"),
+        (FLASH, CPU, torch.bfloat16, True, "a CUDA device, and the device is cpu"),
+        (FLASH_3, MPS, torch.bfloat16, True, "a CUDA device, and the device is mps"),
+        (FLASH, CUDA, torch.float32, True, "float16 or bfloat16, and the dtype is float32"),
+        (FLASH_3, CUDA, torch.float32, True, "float16 or bfloat16, and the dtype is float32"),
+        (FLASH, CUDA, torch.float16, False, r"the package flash-attn >= 2\.3\.3, and none can be imported"),
+        (FLASH_3, CUDA, torch.float16, False, "the package flash-attn-3, and none can be imported"),
     ],
 )
 def test_flash_attention_that_cannot_be_had_says_which_condition(
-    device: torch.device, dtype: torch.dtype, flash_available: bool, obstacle: str
+    attn: str, device: torch.device, dtype: torch.dtype, flash_available: bool, obstacle: str
 ) -> None:
-    with pytest.raises(ModelError, match=obstacle):
-        choose_attention(FLASH, device=device, dtype=dtype, flash_available=flash_available)
+    with pytest.raises(ModelError, match=f"{attn} needs {obstacle}"):
+        choose_attention(attn, device=device, dtype=dtype, flash_available=flash_available)
 
 
 def test_unknown_attention_is_refused() -> None:
     with pytest.raises(
-        ModelError, match="attn is 'flash'; it must be one of auto, sdpa, eager, flash_attention_2"
+        ModelError,
+        match="attn is 'flash'; it must be one of auto, sdpa, eager, flash_attention_2, flash_attention_3",
     ):
         choose_attention("flash", device=CPU, dtype=torch.float32, flash_available=False)
 
 
-@pytest.mark.parametrize(("version_is_fine", "imports", "available"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
-def test_flash_attention_must_be_new_enough_and_import(
-    monkeypatch: pytest.MonkeyPatch, version_is_fine: bool, imports: bool, available: bool
+@pytest.mark.parametrize(
+    ("attn", "package", "check"),
+    [
+        ("auto", "flash_attn", "is_flash_attn_greater_or_equal"),
+        (FLASH, "flash_attn", "is_flash_attn_greater_or_equal"),
+        (FLASH_3, "flash_attn_interface", "is_flash_attn_3_available"),
+    ],
+)
+@pytest.mark.parametrize(("accepted", "imports", "available"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
+def test_flash_attention_must_be_accepted_and_import(
+    monkeypatch: pytest.MonkeyPatch,
+    attn: str,
+    package: str,
+    check: str,
+    accepted: bool,
+    imports: bool,
+    available: bool,
 ) -> None:
-    monkeypatch.setattr(
-        "transformers.utils.import_utils.is_flash_attn_greater_or_equal", lambda version: version_is_fine
-    )
+    # The other one is as the machine has it: what is asked is asked of the right one.
+    monkeypatch.setattr(f"transformers.utils.import_utils.{check}", lambda *version: accepted)
     # None in sys.modules makes the import fail, as a build for another torch does.
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if imports else None)
-    assert flash_attention_available() == available
+    monkeypatch.setitem(sys.modules, package, ModuleType(package) if imports else None)
+    assert flash_attention_available(attn) == available
 
 
 @pytest.mark.parametrize(

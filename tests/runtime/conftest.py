@@ -7,22 +7,24 @@ from torch import Tensor
 from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.runtime import CompressedLayer
+from tests.runtime.models import MODELS
 from tests.runtime.subjects import Subject, tiny_subject
-from tests.tiny import tiny_llama, tiny_mistral
 
 
-def tiny_subject_of(architecture: str) -> Subject:
+def tiny_subject_of(name: str) -> Subject:
     # Without an end-of-sequence token, so that every run has the length it was asked for.
-    return tiny_subject({"llama": tiny_llama, "mistral": tiny_mistral}[architecture](eos_token_id=None))
+    return tiny_subject(MODELS[name](eos_token_id=None))
 
 
-@pytest.fixture(params=["llama", "mistral"])
+@pytest.fixture(params=MODELS)
 def tiny(request: pytest.FixtureRequest) -> Subject:
+    """Every model of the matrix."""
     return tiny_subject_of(request.param)
 
 
-@pytest.fixture(params=["llama", "mistral", pytest.param("real", marks=pytest.mark.real_model)])
+@pytest.fixture(params=[*MODELS, pytest.param("real", marks=pytest.mark.real_model)])
 def subject(request: pytest.FixtureRequest) -> Subject:
+    """Every model of the matrix, and the built-in one."""
     if request.param != "real":
         return tiny_subject_of(request.param)
     model, tokenizer = request.getfixturevalue("real_model")

@@ -9,10 +9,24 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from clusterprof import compress
+from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.runtime.cache import CompressedLayer, stored
 from tests.reference.naive_eviction import NaiveRow
-from tests.runtime.subjects import compressed_layers, forward, pad_left
+from tests.runtime.subjects import forward, pad_left, random_stream
+
+SMALL = Compression(size=20, window=4, method=ClusterAttn(num_block=2, theta=0.02))
+_STREAM = random_stream(2000)
+
+
+def prompts(*lengths: int) -> list[Tensor]:
+    """Different prompts, ``(1, length)`` each."""
+    return [_STREAM[None, 100 * row : 100 * row + length] for row, length in enumerate(lengths)]
+
+
+def new_tokens(rows: int, count: int, seed: int = 1) -> Tensor:
+    """Tokens to feed, ``(rows, count)``."""
+    return random_stream(rows * count, seed=seed).view(rows, count)
 
 
 class Lockstep:
@@ -48,7 +62,7 @@ class Lockstep:
 
     def decode(self, tokens: Tensor) -> None:
         """Feed ``(rows, steps)`` one by one."""
-        for token in tokens.split(1, dim=1):
+        for token in torch.split(tokens, 1, dim=1):
             before = self.rows[0].stored
             logits = self._more(token)[:, 0]
             self._same(logits, torch.stack([naive.decode(int(row)) for naive, row in self._by_row(token)]))
@@ -139,6 +153,11 @@ def assert_holds(cache: Cache, row: int, naive: NaiveRow) -> None:
             )
 
 
-def slots_in_use(cache: Cache) -> set[int]:
-    """Tokens per head that the compressed layers hold."""
-    return {layer.stored for layer in compressed_layers(cache)}
+def logits_along(naive: NaiveRow, prompt: Tensor, answer: Tensor) -> Tensor:
+    """What the reference says before every token of an answer ``(tokens,)``, ``(tokens, vocabulary)``.
+
+    The answer's last token is not fed.
+    """
+    logits = [naive.turn(prompt[0])[-1]]
+    logits += [naive.decode(token) for token in answer[:-1].tolist()]
+    return torch.stack(logits)

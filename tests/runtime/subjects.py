@@ -1,11 +1,12 @@
 """A model with prompts of every length that matters, and helpers to run it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from clusterprof.methods import ClusterAttn
@@ -21,7 +22,7 @@ TINY = Compression(size=24, window=WINDOW, method=ClusterAttn(num_block=2, theta
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in which every layer has full attention, and a stream of tokens to cut prompts from."""
+    """A model, and a stream of tokens to cut prompts from."""
 
     model: PreTrainedModel
     stream: Tensor
@@ -49,7 +50,7 @@ def random_stream(length: int = 400, seed: int = 0) -> Tensor:
 
 
 def tiny_subject(model: PreTrainedModel) -> Subject:
-    return Subject(model, random_stream(), TINY, new_tokens=20)
+    return Subject(model, random_stream(), TINY, new_tokens=12)
 
 
 def generate(model: PreTrainedModel, prompt: Tensor, new_tokens: int, **options: Any) -> Any:
@@ -106,6 +107,31 @@ def step_logits(
             model, tokens[:, step : step + 1], cache=cache, attention_mask=mask, position_ids=position_ids
         )
         yield output.logits[:, -1]
+
+
+@contextmanager
+def fed_lengths(model: PreTrainedModel) -> Iterator[list[int]]:
+    """How many tokens each forward of the decoder gets."""
+    lengths: list[int] = []
+
+    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        lengths.append(kwargs["input_ids"].shape[1])
+
+    handle = decoder_of(model).register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield lengths
+    finally:
+        handle.remove()
+
+
+def greedy_singly(model: PreTrainedModel, cache: Cache, feed: Tensor, new_tokens: int) -> list[int]:
+    """Feed every token in a forward of its own, then go on greedily."""
+    for token in feed[0, :-1]:
+        forward(model, token.view(1, 1), cache=cache)
+    tokens = [feed[:, -1:]]
+    for _ in range(new_tokens):
+        tokens.append(forward(model, tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
+    return [int(token) for token in tokens[1:]]
 
 
 def model_state(model: PreTrainedModel) -> dict[str, Any]:

@@ -1,25 +1,25 @@
 """The compressed cache in the user's hands: conversations, beams, samples, copies."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from clusterprof import compress
 from clusterprof.errors import CompressionError
-from clusterprof.runtime.attention import decoder_of
+from tests.runtime.models import expected_lengths
 from tests.runtime.subjects import (
     TINY,
     WINDOW,
     Subject,
     compressed_layers,
+    fed_lengths,
     forward,
     generate,
+    greedy_singly,
     pad_left,
     random_stream,
     stored_lengths,
@@ -29,31 +29,7 @@ from tests.tiny import tiny_gemma3, tiny_llama
 PROMPT = random_stream()[None, :60]
 
 
-@contextmanager
-def fed_lengths(model: PreTrainedModel) -> Iterator[list[int]]:
-    """How many tokens each forward of the decoder gets."""
-    lengths: list[int] = []
-
-    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        lengths.append(kwargs["input_ids"].shape[1])
-
-    handle = decoder_of(model).register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield lengths
-    finally:
-        handle.remove()
-
-
-def greedy_singly(model: PreTrainedModel, cache: Cache, feed: Tensor, new_tokens: int) -> list[int]:
-    """Feed every token in a forward of its own, then go on greedily."""
-    for token in feed[0, :-1]:
-        forward(model, token.view(1, 1), cache=cache)
-    tokens = [feed[:, -1:]]
-    for _ in range(new_tokens):
-        tokens.append(forward(model, tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
-    return torch.cat(tokens[1:], dim=1)[0].tolist()
-
-
+# Row: second turn on the compressed cache.
 @torch.no_grad()
 def test_second_turn_on_a_compressed_cache(subject: Subject) -> None:
     model, new = subject.model, subject.new_tokens
@@ -274,19 +250,20 @@ def log_probability(model: PreTrainedModel, prompt: Tensor, answer: Tensor) -> T
     return torch.cat(log_probs).log_softmax(-1).gather(1, answer[0, :, None])[:, 0]
 
 
+# Row: beam search, num_return_sequences, assisted generation, quantized cache, static cache, `torch.compile`.
 @torch.no_grad()
 def test_beam_search_reorders_the_compressed_cache(tiny: Subject) -> None:
     with compress(tiny.model, TINY):
         result = generate(
             tiny.model,
             PROMPT,
-            10,
+            7,
             num_beams=4,
             num_return_sequences=3,
             output_scores=True,
             length_penalty=0.0,
         )
-    assert stored_lengths(result.cache) == [24 + 9] * 2
+    assert stored_lengths(result.cache) == expected_lengths(tiny.model, 24 + 6, 60 + 6)
     assert result.cache.layers[0].keys.shape[0] == 4
     assert len({tuple(row) for row in result.sequences.tolist()}) == 3
     for sequence, score in zip(result.sequences, result.sequences_scores, strict=True):
@@ -310,9 +287,9 @@ def test_samples_share_one_compressed_prompt(tiny: Subject) -> None:
     torch.manual_seed(0)
     with compress(tiny.model, TINY):
         result = generate(
-            tiny.model, PROMPT, 8, do_sample=True, top_k=0, num_return_sequences=3, output_logits=True
+            tiny.model, PROMPT, 6, do_sample=True, top_k=0, num_return_sequences=3, output_logits=True
         )
-    assert stored_lengths(result.cache) == [24 + 7] * 2
+    assert stored_lengths(result.cache) == expected_lengths(tiny.model, 24 + 5, 60 + 5)
     assert len({tuple(row) for row in result.sequences.tolist()}) == 3
     for row, sequence in enumerate(result.sequences):
         answer = sequence[None, 60:]

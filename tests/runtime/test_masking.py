@@ -1,7 +1,6 @@
 """A compressed run against the untouched model whose attention mask hides the evicted positions."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,8 +10,21 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from clusterprof import compress
 from clusterprof.methods import Method
 from clusterprof.profile import Compression
-from tests.runtime.subjects import TINY, WINDOW, forward, pad_left, random_stream, step_logits, stored_lengths
-from tests.tiny import tiny_gemma3, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3
+from clusterprof.runtime.cache import GROWTH
+from tests.runtime.models import SLIDING_WINDOW, expected_lengths, full_attention
+from tests.runtime.subjects import (
+    TINY,
+    WINDOW,
+    Subject,
+    compressed_layers,
+    forward,
+    generate,
+    pad_left,
+    random_stream,
+    step_logits,
+    stored_lengths,
+)
+from tests.tiny import tiny_llama
 
 STEPS = 20
 SIZE = TINY.size
@@ -72,6 +84,15 @@ def grown(mask: Tensor, tokens: int) -> Tensor:
     return torch.nn.functional.pad(mask, (0, tokens))
 
 
+def mask_of(model: PreTrainedModel, hide: Tensor, attention_mask: Tensor, step: int) -> Any:
+    """What one decoded token sees: in full layers what is not hidden, in sliding ones the latest tokens."""
+    full = grown(hide, step + 1)
+    if all(full_attention(model)):
+        return full
+    padding = torch.where(attention_mask.bool(), 0.0, -torch.inf)[:, None, None]
+    return {"full_attention": full, "sliding_attention": grown(padding, step + 1)[..., -SLIDING_WINDOW:]}
+
+
 def prefill(model: PreTrainedModel, batch: Tensor, mask: Tensor) -> Cache:
     cache = DynamicCache(config=model.config)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -79,42 +100,52 @@ def prefill(model: PreTrainedModel, batch: Tensor, mask: Tensor) -> Cache:
     return cache
 
 
-def check(model: PreTrainedModel, lengths: list[int]) -> None:
-    config = model.config
+@pytest.mark.parametrize(
+    ("attention", "lengths"),
+    [("sdpa", [60]), ("sdpa", [60, 41, 20, 5]), ("eager", [60, 41, 20, 5])],
+    ids=["sdpa", "sdpa-padded", "eager-padded"],
+)
+@torch.no_grad()
+def test_evicting_is_hiding(tiny: Subject, attention: str, lengths: list[int]) -> None:
+    model, config = tiny.model, tiny.model.config
+    model.set_attn_implementation(attention)
     kept = pick(lengths, config.num_key_value_heads)
-    stream = random_stream()
-    batch, mask = pad_left([stream[None, 9 * row : 9 * row + n] for row, n in enumerate(lengths)])
+    batch, mask = pad_left([tiny.prompt(length, start=9 * row) for row, length in enumerate(lengths)])
     tokens = torch.randint(3, 128, (len(lengths), STEPS), generator=torch.Generator().manual_seed(7))
     positions = [torch.tensor(lengths)[:, None] + step for step in range(STEPS)]
     hide = hidden(kept, lengths, config.num_attention_heads)
     assert bool((hide == 0).any())
     assert bool(((hide == 0).sum(dim=-1) <= SIZE).all())
 
-    masks = [grown(hide, step + 1) for step in range(STEPS)]
+    masks = [mask_of(model, hide, mask, step) for step in range(STEPS)]
     expected = list(step_logits(model, tokens, prefill(model, batch, mask), masks, positions))
     with compress(model, keeping(kept, lengths)):
         cache = prefill(model, batch, mask)
-        assert stored_lengths(cache) == [SIZE] * len(cache.layers)
+        assert stored_lengths(cache) == expected_lengths(model, SIZE, 60)
         plain_masks = [torch.nn.functional.pad(mask, (0, step + 1), value=1) for step in range(STEPS)]
         found = list(step_logits(model, tokens, cache, plain_masks, positions))
+    assert stored_lengths(cache) == expected_lengths(model, SIZE + STEPS, 60 + STEPS)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("build", [tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3])
-@torch.no_grad()
-def test_evicting_is_hiding(build: Callable[..., PreTrainedModel], attention: str) -> None:
-    model = build()
-    model.set_attn_implementation(attention)
-    check(model, [60])
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@torch.no_grad()
-def test_evicting_is_hiding_in_a_padded_batch(attention: str) -> None:
-    model = tiny_llama()
-    model.set_attn_implementation(attention)
-    check(model, [60, 41, 20, 5])
+# Once long enough for the buffers to grow twice.
+@pytest.mark.parametrize(
+    ("attention", "lengths", "new_tokens"),
+    [("sdpa", [60], GROWTH + 2), ("sdpa", [60, 41, 5], 10), ("eager", [60, 41, 5], 10)],
+    ids=["sdpa", "sdpa-padded", "eager-padded"],
+)
+def test_with_nothing_to_evict_it_is_the_untouched_model_to_the_bit(
+    tiny: Subject, attention: str, lengths: list[int], new_tokens: int
+) -> None:
+    tiny.model.set_attn_implementation(attention)
+    batch, mask = pad_left([tiny.prompt(length, start=9 * row) for row, length in enumerate(lengths)])
+    options: dict[str, Any] = {"attention_mask": mask, "output_logits": True}
+    expected = generate(tiny.model, batch, new_tokens, **options)
+    with compress(tiny.model, TINY.model_copy(update={"size": 60})):
+        found = generate(tiny.model, batch, new_tokens, **options)
+    assert len(compressed_layers(found.cache)) == sum(full_attention(tiny.model))
+    assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
+    assert torch.equal(found.sequences, expected.sequences)
 
 
 @torch.no_grad()
@@ -151,33 +182,3 @@ def test_several_tokens_at_once_see_each_other_and_what_was_kept() -> None:
         second = forward(model, turn[:, 1:], cache=cache)
     torch.testing.assert_close(first.logits, expected.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(second.logits, rest.logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        tiny_gemma3(),
-        tiny_gemma3(layer_types=["full_attention", "sliding_attention"]),
-        tiny_qwen2(use_sliding_window=True, sliding_window=32, max_window_layers=1),
-    ],
-    ids=["gemma3", "gemma3-full-first", "qwen2"],
-)
-@torch.no_grad()
-def test_sliding_layers_stay_as_they_are(model: PreTrainedModel) -> None:
-    kept = pick([60], 2)
-    prompt, tokens = random_stream()[None, :60], random_stream(seed=5)[None, :STEPS]
-    positions = [torch.tensor([[60 + step]]) for step in range(STEPS)]
-    hide = hidden(kept, [60], 4)
-    # A sliding layer holds the last 31 tokens, all of which the next one sees.
-    masks = [
-        {"full_attention": grown(hide, step + 1), "sliding_attention": torch.zeros(1, 1, 1, 32)}
-        for step in range(STEPS)
-    ]
-    expected = list(step_logits(model, tokens, forward(model, prompt).cache, masks, positions))
-    full = [kind == "full_attention" for kind in model.config.layer_types]
-    with compress(model, keeping(kept, [60])):
-        cache = forward(model, prompt).cache
-        assert stored_lengths(cache) == [SIZE if whole else 31 for whole in full]
-        found = list(step_logits(model, tokens, cache, [None] * STEPS, positions))
-    assert stored_lengths(cache) == [SIZE + STEPS if whole else 31 for whole in full]
-    torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)

@@ -5,22 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, Mamba2Config, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof import compress
 from clusterprof.errors import CompressionError
 from clusterprof.runtime import CompressedLayer
-from clusterprof.runtime.cache import plain_layers
 from tests.runtime.subjects import (
     TINY,
     forward,
     generate,
-    pad_left,
     random_stream,
     stored_lengths,
 )
-from tests.tiny import tiny_gemma3, tiny_llama, tiny_mistral
+from tests.tiny import tiny_gemma3, tiny_llama
 
 PROMPT = random_stream()[None, :60]
 
@@ -33,6 +31,7 @@ def filled_cache() -> DynamicCache:
     return forward(tiny_llama(), PROMPT[:, :30]).cache  # type: ignore[no-any-return]
 
 
+# Row: beam search, num_return_sequences, assisted generation, quantized cache, static cache, `torch.compile`.
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -66,13 +65,6 @@ def test_a_forward_without_a_cache_is_refused() -> None:
         forward(model, PROMPT, use_cache=False)
 
 
-def test_right_padding_is_refused_before_anything_runs() -> None:
-    model = tiny_llama()
-    batch, mask = pad_left([PROMPT, PROMPT[:, :40]])
-    with pytest.raises(CompressionError, match="padded on the right"), compress(model, TINY):
-        forward(model, batch.flip(1), attention_mask=mask.flip(1))
-
-
 def test_a_mask_that_hides_a_token_in_the_middle_is_refused() -> None:
     model = tiny_llama()
     mask = torch.zeros(1, 1, 60, 60)
@@ -90,20 +82,6 @@ def test_a_compressed_cache_prefilled_outside_is_refused_at_its_second_update(in
     context = compress(model, TINY) if inside else nullcontext()
     with pytest.raises(CompressionError, match="prefilled outside"), context:
         forward(model, PROMPT[:, :1], cache=cache)
-
-
-def test_a_model_of_sliding_windows_alone_is_refused() -> None:
-    # Mistral v0.1.
-    model = tiny_mistral(sliding_window=16)
-    with pytest.raises(CompressionError, match="Every layer of this model has sliding-window"):  # noqa: SIM117
-        with compress(model, TINY):
-            pytest.fail("entered")
-
-
-def test_layers_without_a_kv_cache_are_refused() -> None:
-    config = Mamba2Config(num_hidden_layers=2)
-    with pytest.raises(CompressionError, match="LinearAttentionLayer caches cannot be compressed"):
-        plain_layers(config)
 
 
 def test_a_plain_empty_cache_is_adopted() -> None:

@@ -1,0 +1,337 @@
+"""The cache of fixed shapes: it says what the growing one says, and its decode steps are compiled once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CompileConfig, DynamicCache, PreTrainedModel
+
+from clusterprof import compress
+from clusterprof.errors import CompressionError
+from clusterprof.runtime import StaticCompressedCache, cache_bytes
+from clusterprof.runtime.attention import decoder_of
+from tests.runtime.subjects import (
+    TINY,
+    compressed_layers,
+    forward,
+    generate,
+    greedy_singly,
+    pad_left,
+    random_stream,
+)
+from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
+
+PROMPT = random_stream()[None, :60]
+OTHERS = [random_stream(seed=3)[None, :47], random_stream(seed=4)[None, :61]]
+SHORT = PROMPT[:, :10]
+ROOM = 12
+Build = Callable[..., PreTrainedModel]
+
+models = pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3, tiny_gemma3])
+
+
+def static_cache(model: PreTrainedModel, room: int = ROOM) -> Any:
+    return StaticCompressedCache(model.config, TINY, max_new_tokens=room)
+
+
+@dataclass
+class Backend:
+    """A backend of torch.compile that runs the graphs it gets as they are, and counts them and their runs."""
+
+    graphs: int = 0
+    runs: int = 0
+    config: CompileConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = CompileConfig(fullgraph=True, backend=self, mode="default")
+        # Otherwise generate() compiles on a GPU only.
+        self.config._compile_all_devices = True
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*arguments: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*arguments)
+
+        return run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Backend":
+        # generate() copies its settings.
+        return self
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    torch._dynamo.reset()
+    yield Backend()
+    torch._dynamo.reset()
+
+
+@models
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_says_what_the_growing_cache_says(build: Build, attention: str) -> None:
+    model = build(eos_token_id=None)
+    model.set_attn_implementation(attention)
+    batch, mask = pad_left([PROMPT, PROMPT[:, 10:40], PROMPT[:, :6]])
+    cache = static_cache(model)
+    for prompt, options in [
+        (PROMPT, {}),
+        (SHORT, {}),
+        (batch, {"attention_mask": mask}),
+        (PROMPT, {"prefill_chunk_size": 7}),
+        (PROMPT, {"num_beams": 3}),
+        (batch, {"attention_mask": mask, "prefill_chunk_size": 50}),
+    ]:
+        with compress(model, TINY):
+            expected = generate(model, prompt, ROOM, **options)
+            found = generate(model, prompt, ROOM, cache=cache, **options)
+        assert torch.equal(found.sequences, expected.sequences)
+        assert int(cache.get_seq_length()) == prompt.shape[1] + ROOM - 1
+        cache.reset()
+
+
+@models
+@torch.no_grad()
+def test_decodes_outside_the_context_and_token_by_token(build: Build) -> None:
+    model = build(eos_token_id=None)
+    with compress(model, TINY):
+        expected = generate(model, PROMPT, ROOM).sequences
+        inside, outside = static_cache(model), static_cache(model)
+        first = generate(model, PROMPT, 5, cache=outside).sequences
+        forward(model, PROMPT, cache=inside)
+        singly = greedy_singly(model, inside, expected[:, 60:61], ROOM - 1)
+    assert singly == expected[0, 61:].tolist()
+    assert torch.equal(generate(model, first, ROOM - 5, cache=outside).sequences, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@models
+@torch.no_grad()
+def test_bytes(build: Build, rows: int) -> None:
+    model = build(eos_token_id=None)
+    cache = static_cache(model)
+    with compress(model, TINY):
+        generate(model, PROMPT.repeat(rows, 1), ROOM, cache=cache)
+    # Two KV heads of 16 float32 numbers, keys and values; a sliding layer holds its window of 32.
+    slots = {tiny_gemma3: 32 + (TINY.size + ROOM)}.get(build, 2 * (TINY.size + ROOM))
+    assert cache_bytes(cache) == rows * slots * 2 * 16 * 2 * 4
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
+@torch.no_grad()
+def test_decode_steps_are_compiled_once_for_all_prompts(build: Build, backend: Backend) -> None:
+    model = build(eos_token_id=None)
+    cache = static_cache(model)
+    # transformers' own static cache compiles twice where there is a sliding window: filling, and full.
+    graphs = 2 if build is tiny_gemma3 else 1
+    places = set()
+    with compress(model, TINY):
+        for count, prompt in enumerate([PROMPT, *OTHERS], start=1):
+            expected = generate(model, prompt, ROOM).sequences
+            found = generate(model, prompt, ROOM, cache=cache, compile_config=backend.config).sequences
+            assert torch.equal(found, expected)
+            assert (backend.graphs, backend.runs) == (graphs, count * (ROOM - 1))
+            places.add(tuple((layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers))
+            cache.reset()
+    assert len(places) == 1
+
+
+@torch.no_grad()
+def test_a_batch_and_a_short_prompt_are_compiled_too(backend: Backend) -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = static_cache(model)
+    batch, mask = pad_left([PROMPT, PROMPT[:, 10:40]])
+    with compress(model, TINY):
+        for prompt, attention_mask in ((batch, mask), (SHORT, torch.ones_like(SHORT))):
+            options = {"attention_mask": attention_mask}
+            expected = generate(model, prompt, ROOM, **options).sequences
+            options |= {"cache": cache, "compile_config": backend.config}
+            assert torch.equal(generate(model, prompt, ROOM, **options).sequences, expected)
+            cache.reset()
+    assert backend.runs == 2 * (ROOM - 1)
+
+
+@torch.no_grad()
+def test_contexts_do_not_share_what_is_compiled(backend: Backend) -> None:
+    # Hooks are no part of what compiled code depends on.
+    model = tiny_llama(eos_token_id=None)
+    sizes = [TINY, TINY.model_copy(update={"size": 16}), TINY]
+    for compression in sizes:
+        with compress(model, compression):
+            expected = generate(model, PROMPT, ROOM).sequences
+            cache: Any = StaticCompressedCache(model.config, compression, max_new_tokens=ROOM)
+            found = generate(model, PROMPT, ROOM, cache=cache, compile_config=backend.config).sequences
+        assert torch.equal(found, expected)
+        assert {layer.prompt for layer in compressed_layers(cache)} == {compression.size}
+    assert backend.runs == 3 * (ROOM - 1)
+
+
+@torch.no_grad()
+def test_a_model_that_its_user_compiled_decodes_in_one_graph(backend: Backend) -> None:
+    model = tiny_llama(eos_token_id=None)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    cache = static_cache(model)
+    with compress(model, TINY):
+        expected = generate(model, PROMPT, ROOM).sequences
+        forward(model, PROMPT, cache=cache)
+        # A copy, as the stride of a slice would be compiled for too.
+        found = greedy_singly(compiled, cache, expected[:, 60:61].clone(), ROOM - 1)
+    assert found == expected[0, 61:].tolist()
+    assert (backend.graphs, backend.runs) == (1, ROOM - 1)
+
+
+def growing_cache(model: PreTrainedModel) -> Any:
+    return DynamicCache(config=model.config)
+
+
+new_caches = pytest.mark.parametrize("new_cache", [static_cache, growing_cache])
+
+
+@pytest.mark.parametrize(("new_cache", "in_place"), [(static_cache, True), (growing_cache, False)])
+@torch.no_grad()
+def test_a_compiled_prefill_is_compressed_too(
+    new_cache: Callable[[PreTrainedModel], Any], in_place: bool, backend: Backend, kept_sets: list[Tensor]
+) -> None:
+    model = tiny_llama(eos_token_id=None, num_hidden_layers=1)
+    with compress(model, TINY):
+        expected = generate(model, PROMPT, ROOM).sequences
+    compiled: Any = model if in_place else torch.compile(model, backend=backend)
+    if in_place:
+        model.compile(backend=backend)  # type: ignore[no-untyped-call]
+    # Compiled for prompts of this length before, with nothing to compress.
+    compiled(PROMPT)
+    assert backend.graphs == 1
+    with compress(model, TINY):
+        cache = new_cache(model)
+        first = forward(compiled, PROMPT, cache=cache).logits[:, -1:].argmax(-1)
+        assert {layer.stored for layer in compressed_layers(cache)} == {TINY.size}
+        with torch.compiler.set_stance("force_eager"):
+            answer = [int(first), *greedy_singly(model, cache, first, ROOM - 1)]
+    assert answer == expected[0, 60:].tolist()
+    assert len(kept_sets) == 2
+    assert torch.equal(*kept_sets)
+
+
+@new_caches
+@torch.no_grad()
+def test_a_prefill_in_one_compiled_graph_is_refused(
+    new_cache: Callable[[PreTrainedModel], Any], backend: Backend
+) -> None:
+    # There is no way out of such a graph, and none to see the queries in it.
+    model = tiny_llama(eos_token_id=None)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(PROMPT)
+    cache = new_cache(model)
+    with compress(model, TINY):
+        with pytest.raises(Exception, match="Only decode steps can be compiled inside compress"):
+            forward(compiled, PROMPT, cache=cache)
+        with pytest.raises(Exception, match="Only decode steps can be compiled inside compress"):
+            generate(
+                model,
+                PROMPT,
+                ROOM,
+                cache=static_cache(model),
+                prefill_chunk_size=20,
+                compile_config=backend.config,
+            )
+
+
+# It imports what torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@torch.no_grad()
+def test_the_default_backend(backend: Backend) -> None:
+    model = tiny_llama(eos_token_id=None, num_hidden_layers=1)
+    backend.config.backend = "inductor"
+    cache = static_cache(model)
+    with compress(model, TINY):
+        for prompt in (PROMPT, OTHERS[0]):
+            expected = generate(model, prompt, ROOM).sequences
+            found = generate(model, prompt, ROOM, cache=cache, compile_config=backend.config).sequences
+            assert torch.equal(found, expected)
+            cache.reset()
+
+
+MODES: dict[str, Callable[[], Any]] = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
+
+
+@pytest.mark.parametrize("decode", MODES)
+@pytest.mark.parametrize("prefill", MODES)
+@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
+def test_gradient_modes(build: Build, prefill: str, decode: str) -> None:
+    model = build(eos_token_id=None)
+    cache = static_cache(model)
+    with compress(model, TINY):
+        # The second prompt comes in the other mode, in the same memory.
+        for modes in ((prefill, decode), (decode, prefill)):
+            with torch.no_grad():
+                expected = generate(model, PROMPT, ROOM).sequences[0, 60:].tolist()
+            with MODES[modes[0]]():
+                tokens = [int(forward(model, PROMPT, cache=cache).logits[0, -1].argmax())]
+            with MODES[modes[1]]():
+                tokens += greedy_singly(model, cache, torch.tensor([tokens]), ROOM - 1)
+            assert tokens == expected
+            cache.reset()
+
+
+@models
+@torch.no_grad()
+def test_a_full_cache_says_so(build: Build) -> None:
+    model = build(eos_token_id=None)
+    cache = static_cache(model)
+    message = "full: it was made for 12 tokens after the prompt; make it with a higher max_new_tokens"
+    with compress(model, TINY):
+        # The last token of an answer is not fed, so that one more fits.
+        generate(model, PROMPT, ROOM + 1, cache=cache)
+        assert int(cache.get_seq_length()) == 60 + ROOM
+        with pytest.raises(CompressionError, match=message):
+            forward(model, PROMPT[:, :1], cache=cache)
+        cache.reset()
+        with pytest.raises(CompressionError, match=message):
+            generate(model, PROMPT, ROOM + 2, cache=cache)
+        cache.reset()
+        # A prompt within the size leaves its place to the answer.
+        generate(model, SHORT, ROOM + TINY.size - 10 + 1, cache=cache)
+
+
+@pytest.mark.parametrize("length", [30, 71, 72, 80])
+@torch.no_grad()
+def test_a_second_prompt_without_a_reset_is_refused(length: int) -> None:
+    model = tiny_llama(eos_token_id=None)
+    cache = static_cache(model)
+    prompt = random_stream(seed=5)[None, :length]
+    with compress(model, TINY):
+        generate(model, PROMPT, ROOM, cache=cache)
+        reason = "already holds 71 tokens" if length <= 71 else r"call its reset\(\) before the next"
+        with pytest.raises(CompressionError, match=reason):
+            generate(model, prompt, 1, cache=cache)
+        with pytest.raises(CompressionError, match=r"call its reset\(\) before the next"):
+            forward(model, prompt, cache=cache)
+        cache.reset()
+        generate(model, prompt, 1, cache=cache)
+
+
+def test_what_contradicts_a_static_cache_is_refused() -> None:
+    model = tiny_llama(eos_token_id=None)
+    with pytest.raises(CompressionError, match="max_new_tokens is 0; it must be at least 1"):
+        static_cache(model, room=0)
+    with compress(model, TINY, decode_budget=20):  # noqa: SIM117
+        with pytest.raises(
+            CompressionError, match="decode_budget does not work with a StaticCompressedCache"
+        ):
+            forward(model, PROMPT, cache=static_cache(model))
+    with compress(model, TINY.model_copy(update={"size": TINY.size + ROOM})):  # noqa: SIM117
+        with pytest.raises(CompressionError, match="has room for 36 tokens, and the profile keeps 36"):
+            forward(model, PROMPT, cache=static_cache(model))
+    cache = static_cache(model)
+    forward(model, PROMPT, cache=cache)
+    with pytest.raises(CompressionError, match="prefilled outside compress"):
+        forward(model, PROMPT[:, :1], cache=cache)
+    other = tiny_gemma3(eos_token_id=None)
+    with compress(other, TINY), pytest.raises(CompressionError, match="made for another model"):
+        forward(other, PROMPT, cache=static_cache(model))
+    assert decoder_of(other).config._attn_implementation == "sdpa"
