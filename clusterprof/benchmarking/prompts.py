@@ -21,5 +21,5 @@ def bench_prompts(tokenizer: "PreTrainedTokenizerBase", rows: int, length: int) 
     tokens: list[int] = []
     topics = cycle(documentation_lines())
     while len(tokens) < rows * length:
-        tokens += tokenizer("\n".join(next(topics)), add_special_tokens=False)["input_ids"]
+        tokens += tokenizer("\n".join(next(topics)), add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor(tokens[: rows * length]).view(rows, length)
