@@ -7,8 +7,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     CacheLayerMixin,
+    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
     StaticSlidingWindowLayer,
 )
 
@@ -114,6 +116,10 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def finish_prompt(self, end: int) -> None:
         """Say that the prompt is in the first ``end`` slots, evicted as far as it will be."""
         self.prompt, self.evicted_of_prompt = end, self.evicted
+        # A view of something larger, as of Phi-3's joint projection, would keep all of that.
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys, self.values = _owned(self.keys), _owned(self.values)
 
     def get_seq_length(self) -> int:
         """Tokens seen so far, the evicted ones included."""
@@ -234,7 +240,7 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
         return self.capacity, self.evicted
 
 
-class _StaticSlidingLayer(StaticSlidingWindowLayer):
+class _StaticSlidingLayer(StaticSlidingWindowLayer):  # type: ignore[no-untyped-call]
     """A sliding-window layer for prompts of any batch size, in any gradient mode."""
 
     def update(
@@ -296,6 +302,8 @@ def compression_of(profile: Profile | Compression) -> Compression:
 def plain_layers(config: PreTrainedConfig) -> list[DynamicLayer]:
     """Empty cache layers of a model: :class:`DynamicLayer` for full attention, a subclass for sliding windows.
 
+    A window that no prompt can outgrow, as Phi-3's with 128k, is full attention.
+
     Raises
     ------
     CompressionError
@@ -305,16 +313,26 @@ def plain_layers(config: PreTrainedConfig) -> list[DynamicLayer]:
     for layer in DynamicCache(config=config).layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise UnsupportedModelError(
-                f"A model with {type(layer).__name__} caches cannot be compressed: clusterprof supports "
-                "full and sliding-window attention layers only."
+                f"A model in which {_kind_of(layer)} cannot be compressed: every layer must have full or "
+                "sliding-window attention and a KV cache of its own."
             )
-        layers.append(layer)  # type: ignore[arg-type]
+        window = getattr(layer, "sliding_window", None)
+        outgrown = window is None or window < config.get_text_config(decoder=True).max_position_embeddings
+        layers.append(layer if outgrown else DynamicLayer())  # type: ignore[arg-type, no-untyped-call]
     if not any(has_full_attention(layer) for layer in layers):
         raise UnsupportedModelError(
             "Every layer of this model has sliding-window attention, whose cache is bounded already; "
             "there is nothing to compress."
         )
     return layers
+
+
+def _kind_of(layer: object) -> str:
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return "some layers have linear attention"
+    if isinstance(layer, DummyLayer):
+        return "some layers share another layer's cache"
+    return f"some layers have a {type(layer).__name__}"
 
 
 def has_full_attention(layer: DynamicLayer) -> bool:
@@ -352,6 +370,10 @@ def _mark_static(*tensors: Tensor) -> None:
     if not torch.compiler.is_compiling():
         for tensor in tensors:
             torch._dynamo.mark_static_address(tensor)
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _buffer_with(tensor: Tensor, capacity: int) -> Tensor:

@@ -79,7 +79,7 @@ def build(model: str, config: str, **settings: Any) -> Callable[[], PreTrainedMo
     return builder
 
 
-LINEAR = "LinearAttentionLayer caches cannot be compressed"
+LINEAR = "in which some layers have linear attention cannot be compressed"
 LATENT_ATTENTION = "has multi-head latent attention"
 ENCODER_DECODER = "is an encoder-decoder"
 INTERFACE = "does not run every layer's attention through transformers' attention interface"
@@ -133,7 +133,7 @@ KNOWN_AT_ONCE = {
             vocab_size_per_layer_input=128,
             hidden_size_per_layer_input=8,
         ),
-        "DummyLayer caches cannot be compressed",
+        "some layers share another layer's cache cannot be compressed",
     ),
     "mistral-v0.1": (lambda: tiny_mistral(sliding_window=16), SLIDING),
     "phi3-mini-4k": (lambda: tiny_phi3(sliding_window=16), SLIDING),

@@ -143,11 +143,11 @@ def test_streamers(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
     expected = tokenizer.decode(greedy(model, prompt, 15)[0], skip_special_tokens=True)
     options: dict[str, Any] = {"skip_prompt": True, "skip_special_tokens": True}
     with compress(model, TINY):
-        printing = TextStreamer(tokenizer, **options)  # type: ignore[no-untyped-call]
+        printing = TextStreamer(tokenizer, **options)
         generate(model, prompt, 15, streamer=printing)
-        assert capsys.readouterr().out == expected + "\n"
+        assert capsys.readouterr().out == f"{expected}\n"
 
-        iterating = TextIteratorStreamer(tokenizer, timeout=60, **options)  # type: ignore[no-untyped-call]
+        iterating = TextIteratorStreamer(tokenizer, timeout=60, **options)
         thread = threading.Thread(target=generate, args=(model, prompt, 15), kwargs={"streamer": iterating})
         thread.start()
         assert "".join(iterating) == expected
@@ -305,7 +305,7 @@ def test_generate_is_as_before_after_the_context() -> None:
     with compress(model, TINY):
         pass
     assert "generate" not in vars(model)
-    model.generate = patched  # type: ignore[method-assign,assignment]
+    vars(model)["generate"] = patched
     for error in (nullcontext(), pytest.raises(CompressionError)):
         with error, compress(model, TINY):
             assert stored_lengths(generate(model, PROMPT, 1).cache) == [24, 24]
