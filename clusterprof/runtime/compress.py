@@ -1,10 +1,7 @@
 """`compress`: run a model so that prompts are compressed right after their prefill."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -23,7 +20,7 @@ from clusterprof.runtime.cache import (
 )
 from clusterprof.runtime.eviction import Eviction, LaterTurns, evict_generated, finish_prompt
 from clusterprof.runtime.padding import Rows, alike, left_padding
-from clusterprof.runtime.transformers_names import CACHE
+from clusterprof.runtime.turns import RunningTurn, turns_of_generate
 
 
 @contextmanager
@@ -81,7 +78,7 @@ def compress(
     config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
-    running = _Running()
+    running = RunningTurn()
 
     def begin(cache: Cache | None, attention_mask: Any, shape: torch.Size) -> Observer | None:
         cache = _adopt(cache, config, full_attention)
@@ -101,9 +98,7 @@ def compress(
             if seen > 0:
                 _refuse_chunk(first, new_tokens)
         else:
-            if turn.cache is None:
-                _refuse_fed_again(turn, seen, new_tokens)
-                turn.cache, turn.start = cache, seen
+            turn.feed(cache, seen, new_tokens)
             prompt_length, start = turn.prompt_length, turn.start
 
         def rows() -> list[Rows]:
@@ -119,91 +114,8 @@ def compress(
         groups = rows() if fresh >= 0 else []
         return _prefilling(cache, eviction, groups, fresh=fresh, of_turn=prompt_length - start)
 
-    with observe_attention(model, begin), _prompt_shapes(model, running, eviction):
+    with observe_attention(model, begin), turns_of_generate(model, running, eviction):
         yield
-
-
-@dataclass
-class _Turn:
-    """What a `generate` call says about its prompt; and, after the first forward, its cache and where it began."""
-
-    prompt_length: int
-    cache: Cache | None = None
-    start: int = 0
-
-
-class _Running(threading.local):
-    """The running `generate` call, the innermost one; each thread has its own."""
-
-    turn: _Turn | None = None
-
-
-@contextmanager
-def _prompt_shapes(model: PreTrainedModel, running: _Running, eviction: Eviction) -> Iterator[None]:
-    """Let ``generate`` say how long its prompt is: where chunks of it end, and where drafts of the answer begin."""
-    attributes = vars(model)
-    before = {name: attributes[name] for name in ("generate",) if name in attributes}
-    plain: Any = model.generate
-
-    @wraps(plain)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        _refuse_assistant(model, kwargs)
-        prompts, length = _prompt_shape(args, kwargs)
-        eviction.check_prompts(prompts)
-        outer, running.turn = running.turn, _Turn(length)
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            running.turn = outer
-
-    attributes["generate"] = generate
-    try:
-        yield
-    finally:
-        del attributes["generate"]
-        attributes.update(before)
-
-
-def _prompt_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Prompts, and tokens of each, those of earlier turns included."""
-    given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
-    # With a cache, the tokens may be the new ones only; the attention mask always has the length of all.
-    mask = kwargs.get("attention_mask")
-    # Without any input, generate() starts from the token that begins a text.
-    shapes = [(1, 1), *(tensor.shape[:2] for tensor in (*given, mask) if tensor is not None)]
-    prompts, length = (max(sizes) for sizes in zip(*shapes, strict=True))
-    # The older name is still taken.
-    cache = kwargs.get(CACHE, kwargs.get("past_key_values"))
-    if cache is not None and cache.get_seq_length() >= length:
-        raise CompressionError(
-            f"The cache passed to generate() already holds {int(cache.get_seq_length())} tokens, and the input has "
-            f"{length}; pass the tokens of the whole conversation, or the new ones with the attention mask of all."
-        )
-    return prompts, length
-
-
-def _refuse_assistant(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
-    settings = [kwargs.get("generation_config"), model.generation_config]
-    # Refused here, not when it drafts: transformers would leave the model with the layers that do.
-    early_exit = [
-        kwargs.get("assistant_early_exit"),
-        *(getattr(s, "assistant_early_exit", None) for s in settings),
-    ]
-    if getattr(settings[0], "is_assistant", False) or any(early_exit):
-        raise CompressionError(
-            "An assistant model cannot draft inside compress(), which would have to take drafts back from a compressed "
-            "prompt; leave it out of the context (a copy of it, if it is the model itself), or use "
-            "prompt_lookup_num_tokens."
-        )
-
-
-def _refuse_fed_again(turn: _Turn, seen: int, new_tokens: int) -> None:
-    # transformers' assisted generation does not look at what the cache holds before the first forward.
-    if seen > 0 and new_tokens >= turn.prompt_length:
-        raise CompressionError(
-            f"Assisted generation feeds all {turn.prompt_length} tokens of the conversation to a cache that holds "
-            f"{seen} of them already; pass an empty cache, or leave the drafts out in later turns."
-        )
 
 
 def _decoding(

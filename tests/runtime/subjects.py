@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from clusterprof import compress
 from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.runtime import CompressedLayer
@@ -132,6 +133,14 @@ def greedy_singly(model: PreTrainedModel, cache: Cache, feed: Tensor, new_tokens
     for _ in range(new_tokens):
         tokens.append(forward(model, tokens[-1], cache=cache).logits[:, -1:].argmax(-1))
     return [int(token) for token in tokens[1:]]
+
+
+def greedy_answer(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Tensor:
+    """The greedy answer ``(1, new_tokens)``, token by token and without generate()."""
+    with compress(model, TINY):
+        output = forward(model, prompt)
+    first = output.logits[:, -1:].argmax(-1)
+    return torch.tensor([[int(first), *greedy_singly(model, output.cache, first, new_tokens - 1)]])
 
 
 def model_state(model: PreTrainedModel) -> dict[str, Any]:

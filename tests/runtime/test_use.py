@@ -1,6 +1,5 @@
-"""What people do with a model, inside the context: sample, search, stream, chat, use a pipeline."""
+"""What people do with a model, inside the context: sample, search, chat, in any gradient mode."""
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,9 +11,6 @@ from transformers import (
     DynamicCache,
     LlamaForCausalLM,
     PreTrainedModel,
-    TextIteratorStreamer,
-    TextStreamer,
-    pipeline,
 )
 
 from clusterprof import compress
@@ -25,26 +21,18 @@ from tests.runtime.subjects import (
     fed_lengths,
     forward,
     generate,
+    greedy_answer,
     greedy_singly,
     pad_left,
     random_stream,
     stored_lengths,
 )
-from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3, tiny_tokenizer
+from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
 
 PROMPT = random_stream()[None, :60]
-TEXT = "The cache of this prompt is far larger than what is kept of it."
 Build = Callable[..., PreTrainedModel]
 
 models = pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
-
-
-def greedy(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> Tensor:
-    """The greedy answer ``(1, new_tokens)``, token by token and without generate()."""
-    with compress(model, TINY):
-        output = forward(model, prompt)
-    first = output.logits[:, -1:].argmax(-1)
-    return torch.tensor([[int(first), *greedy_singly(model, output.cache, first, new_tokens - 1)]])
 
 
 @models
@@ -53,7 +41,7 @@ def test_greedy(build: Build) -> None:
     model = build(eos_token_id=None)
     with compress(model, TINY):
         found = generate(model, PROMPT, 20).sequences[:, 60:]
-    assert torch.equal(found, greedy(model, PROMPT, 20))
+    assert torch.equal(found, greedy_answer(model, PROMPT, 20))
 
 
 @models
@@ -135,61 +123,6 @@ def test_guidance_has_a_prompt_of_its_own(kept_sets: list[Tensor]) -> None:
     assert found.sequences[0, 60:].tolist() == torch.cat(tokens).flatten().tolist()
 
 
-@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
-@torch.no_grad()
-def test_streamers(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = build(eos_token_id=None), tiny_tokenizer()
-    prompt = tokenizer(TEXT, return_tensors="pt").input_ids
-    expected = tokenizer.decode(greedy(model, prompt, 15)[0], skip_special_tokens=True)
-    options: dict[str, Any] = {"skip_prompt": True, "skip_special_tokens": True}
-    with compress(model, TINY):
-        printing = TextStreamer(tokenizer, **options)
-        generate(model, prompt, 15, streamer=printing)
-        assert capsys.readouterr().out == f"{expected}\n"
-
-        iterating = TextIteratorStreamer(tokenizer, timeout=60, **options)
-        thread = threading.Thread(target=generate, args=(model, prompt, 15), kwargs={"streamer": iterating})
-        thread.start()
-        assert "".join(iterating) == expected
-        thread.join()
-
-
-def text_generator(model: PreTrainedModel) -> Any:
-    tokenizer = tiny_tokenizer()
-    tokenizer.pad_token, tokenizer.padding_side = "</s>", "left"
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-    return pipeline("text-generation", model=model, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("build", [tiny_llama, tiny_gemma3])
-@torch.no_grad()
-def test_pipeline(build: Build, batch_size: int, kept_sets: list[Tensor]) -> None:
-    model = build(eos_token_id=None)
-    writer = text_generator(model)
-    prompts = [TEXT, TEXT[20:50], TEXT[:9], TEXT[::-1]]
-    with compress(model, TINY):
-        answers = writer(
-            prompts, batch_size=batch_size, do_sample=False, max_new_tokens=10, return_full_text=False
-        )
-    assert kept_sets
-    for prompt, answer in zip(prompts, answers, strict=True):
-        tokens = greedy(model, writer.tokenizer(prompt, return_tensors="pt").input_ids, 10)[0]
-        assert answer[0]["generated_text"] == writer.tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-@torch.no_grad()
-def test_pipeline_with_a_chat_template() -> None:
-    model = tiny_llama(eos_token_id=None)
-    writer = text_generator(model)
-    messages = [{"role": "user", "content": TEXT}]
-    with compress(model, TINY):
-        answer = writer(messages, do_sample=False, max_new_tokens=10)[0]["generated_text"][-1]
-    prompt = writer.tokenizer(f"user: {TEXT}\nassistant:", return_tensors="pt").input_ids
-    expected = writer.tokenizer.decode(greedy(model, prompt, 10)[0], skip_special_tokens=True)
-    assert answer == {"role": "assistant", "content": expected}
-
-
 @pytest.mark.parametrize("answer_length", [1, 5])
 @pytest.mark.parametrize("ids", ["all", "new"])
 @models
@@ -252,7 +185,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_gradient_modes_of_prefill_and_decoding(build: Build, prefill: str, decode: str) -> None:
     model = build(eos_token_id=None)
     with torch.no_grad():
-        expected = greedy(model, PROMPT, 9)[0].tolist()
+        expected = greedy_answer(model, PROMPT, 9)[0].tolist()
     cache = DynamicCache(config=model.config)
     with compress(model, TINY):
         with MODES[prefill]():
@@ -286,7 +219,7 @@ def test_a_prompt_from_inference_mode_is_cropped_outside_of_it(build: Build) -> 
 @torch.no_grad()
 def test_decoding_outside_after_generating_inside(build: Build) -> None:
     model = build(eos_token_id=None)
-    expected = greedy(model, PROMPT, 15)
+    expected = greedy_answer(model, PROMPT, 15)
     cache = DynamicCache(config=model.config)
     with compress(model, TINY):
         text = generate(model, PROMPT, 5, cache=cache).sequences
@@ -321,27 +254,28 @@ def test_a_model_that_cannot_generate_is_refused() -> None:
             pytest.fail("entered")
 
 
+@pytest.mark.parametrize("options", [{"prefill_chunk_size": 7}, {"prompt_lookup_num_tokens": 4}])
 @torch.no_grad()
-def test_a_call_of_generate_inside_another_has_a_turn_of_its_own() -> None:
-    model, short = tiny_llama(eos_token_id=None), PROMPT[:, :30]
+def test_a_call_of_generate_inside_another_has_a_turn_of_its_own(options: dict[str, Any]) -> None:
+    model, short, repeated = tiny_llama(eos_token_id=None), PROMPT[:, :30], PROMPT[:, :20].repeat(1, 3)
+    inner = []
+
+    def ask_again(tokens: Tensor, scores: Tensor) -> Tensor:
+        inner.append(generate(model, short, 4).sequences)
+        return scores
+
     with compress(model, TINY):
-        expected = [generate(model, prompt, 8).sequences for prompt in (PROMPT, short)]
-        inner = []
-
-        def ask_again(tokens: Tensor, scores: Tensor) -> Tensor:
-            inner.append(generate(model, short, 8).sequences)
-            return scores
-
-        outer = generate(model, PROMPT, 8, logits_processor=[ask_again], prefill_chunk_size=7).sequences
-    assert torch.equal(outer, expected[0])
-    assert all(torch.equal(text, expected[1]) for text in inner)
+        expected = [generate(model, repeated, 20, **options), generate(model, short, 4)]
+        outer = generate(model, repeated, 20, logits_processor=[ask_again], **options)
+    assert torch.equal(outer.sequences, expected[0].sequences)
+    assert all(torch.equal(text, expected[1].sequences) for text in inner)
 
 
 @torch.no_grad()
 def test_rows_that_end_early_are_fed_padding() -> None:
     model = tiny_llama(eos_token_id=None)
     batch, mask = pad_left([PROMPT, PROMPT[:, 10:40]])
-    answers = [greedy(model, PROMPT, 10)[0], greedy(model, PROMPT[:, 10:40], 10)[0]]
+    answers = [greedy_answer(model, PROMPT, 10)[0], greedy_answer(model, PROMPT[:, 10:40], 10)[0]]
     end = int(answers[0][3])
     with compress(model, TINY):
         text = generate(model, batch, 10, attention_mask=mask, eos_token_id=end, pad_token_id=0).sequences
