@@ -13,13 +13,13 @@ from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import (
     CompressedLayer,
-    StaticCompressedLayer,
     compression_of,
     has_full_attention,
     plain_layers,
 )
 from clusterprof.runtime.eviction import Eviction, LaterTurns, evict_generated, finish_prompt
 from clusterprof.runtime.padding import Rows, alike, left_padding
+from clusterprof.runtime.static_cache import StaticCompressedLayer
 from clusterprof.runtime.turns import RunningTurn, turns_of_generate
 
 
