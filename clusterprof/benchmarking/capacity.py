@@ -12,9 +12,10 @@ counted: fragmentation, other processes, and what a decode step needs beside the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterprof.benchmarking.results import Decode, Prefill
+from clusterprof.benchmarking.subjects import FULL, PREALLOCATED
 
 
 @dataclass(frozen=True)
@@ -25,20 +26,25 @@ class Capacity:
     ----------
     tokens, batch, subject : int, int, str
         The measurement: prompt length, rows, name of the cache.
-    largest_batch, largest_batch_one_by_one : int
-        Rows of that prompt length, read together and one after the other; 0 if not even one prompt fits.
+    largest_batch, largest_batch_one_by_one : int, optional
+        Rows of that prompt length, read together and one after the other; 0 if not even one prompt fits. None for
+        a compressed cache whose prompt fits in the size: longer ones take another kind of cache.
     longest_prompt, longest_prompt_one_by_one : int, optional
-        Tokens at that batch size, whatever context the model has. None where the prefill's memory does not
-        grow in proportion to the prompt.
+        Tokens at that batch size. None there, too, and where the prefill's memory does not grow in proportion to
+        the prompt.
+    context_limits, context_limits_one_by_one : bool
+        Whether the longest prompt is the model's context, and the memory would hold more.
     """
 
     tokens: int
     batch: int
     subject: str
-    largest_batch: int
-    largest_batch_one_by_one: int
+    largest_batch: int | None
+    largest_batch_one_by_one: int | None
     longest_prompt: int | None
     longest_prompt_one_by_one: int | None
+    context_limits: bool = False
+    context_limits_one_by_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,9 @@ def capacities(
         peak = peaks.get((it.tokens, it.prefilled_rows, it.subject))
         if peak is None or it.kv_bytes_end is None:
             continue
+        if not it.compressed and it.subject not in (FULL.name, PREALLOCATED.name):
+            found.append(Capacity(it.tokens, it.batch, it.subject, None, None, None, None))
+            continue
         row = _Row(it.tokens, peak / it.prefilled_rows, it.kv_bytes_end / it.batch, it.compressed)
         found.append(
             Capacity(
@@ -85,6 +94,27 @@ def capacities(
             )
         )
     return found
+
+
+def within_context(found: Sequence[Capacity], context: int | None) -> list[Capacity]:
+    """Return the capacities with no prompt longer than the model's context in tokens, if it has one."""
+    if context is None:
+        return list(found)
+    return [
+        replace(
+            it,
+            longest_prompt=_at_most(it.longest_prompt, context),
+            longest_prompt_one_by_one=_at_most(it.longest_prompt_one_by_one, context),
+            context_limits=it.longest_prompt is not None and it.longest_prompt > context,
+            context_limits_one_by_one=it.longest_prompt_one_by_one is not None
+            and it.longest_prompt_one_by_one > context,
+        )
+        for it in found
+    ]
+
+
+def _at_most(tokens: int | None, context: int) -> int | None:
+    return None if tokens is None else min(tokens, context)
 
 
 def _together(row: _Row, batch: int, free: int) -> int:

@@ -2,8 +2,9 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,7 +33,18 @@ def _memory_bytes(text: str) -> int:
     if found is None:
         raise typer.BadParameter(f"{text!r} is not an amount of memory; write it as 24GiB or 80GB.")
     number, prefix, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(prefix)))
+    amount = int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(prefix)))
+    if amount == 0:
+        raise typer.BadParameter(f"{text!r} holds nothing; give more than 0.")
+    return amount
+
+
+def _memory_text(text: str | None) -> str | None:
+    """Refuse what is no amount, and keep how it was written."""
+    if text is None:
+        return None
+    _memory_bytes(text)
+    return text.strip()
 
 
 def _plot_file(path: Path | None) -> Path | None:
@@ -110,9 +122,9 @@ def bench(
         ),
     ] = None,
     memory: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            parser=_memory_bytes,
+            callback=_memory_text,
             metavar="AMOUNT",
             help="Estimate what fits into so much, as 24GiB: weights W, and for B rows with prefill peak P and "
             "cache K each, W + B * max(P, K) read together, W + P + (B - 1) * K one by one.",
@@ -164,10 +176,16 @@ def bench(
     try:
         # From here on it takes seconds, for torch alone.
         choice = ModelChoice(named or default_model(), revision, dtype, device, attn, trust_remote_code)
-        found = _measure(choice, loaded, ours, settings, memory, console)
+        room = None if memory is None else _memory_bytes(memory)
+        found = _measure(choice, loaded, ours, settings, room, console)
     except KeyboardInterrupt:
         raise ClusterprofError("Interrupted before anything was measured.") from None
-    _show(found, plot, console, as_json=as_json)
+    if as_json:
+        print_json(found.document())
+    else:
+        _print(found, memory, _question(loaded, window))
+    if plot is not None:
+        _plot(found, plot, console)
     if found.interrupted:
         say(console, "Interrupted: this is what was measured until then.", style="yellow")
         raise typer.Exit(FAILED)
@@ -196,6 +214,13 @@ def _compression(size: int | None, window: int | None, profile: "Profile | None"
     return Compression(size=size, window=fixed, method=method or ClusterAttn.paper_default(size))
 
 
+def _question(profile: "Profile | None", window: int | None) -> Literal["given", "assumed"] | None:
+    """Where the window's length comes from, if the profile's window is the question."""
+    if profile is None or profile.compression.window != "query":
+        return None
+    return "assumed" if window is None else "given"
+
+
 def _measure(
     choice: ModelChoice,
     profile: "Profile | None",
@@ -204,6 +229,7 @@ def _measure(
     memory: int | None,
     console: "Console",
 ) -> "BenchReport":
+    from clusterprof.benchmarking.capacity import within_context
     from clusterprof.benchmarking.prompts import bench_prompts
     from clusterprof.benchmarking.run import run_bench
     from clusterprof.benchmarking.subjects import subjects
@@ -227,7 +253,7 @@ def _measure(
         found = run_bench(model, prompts, compared, settings, progress, memory=memory)
     if found.interrupted and not found.prefill:
         raise KeyboardInterrupt
-    return found
+    return replace(found, capacity=within_context(found.capacity, found.model["context"]))
 
 
 def _check_context(model: "PreTrainedModel", settings: "BenchSettings") -> None:
@@ -242,23 +268,24 @@ def _check_context(model: "PreTrainedModel", settings: "BenchSettings") -> None:
         )
 
 
-def _show(found: "BenchReport", plot: Path | None, console: "Console", *, as_json: bool) -> None:
+def _print(found: "BenchReport", memory: str | None, question: Literal["given", "assumed"] | None) -> None:
     from clusterprof.report.bench import bench_notes, bench_tables
     from clusterprof.report.console import result_console, say
 
-    if as_json:
-        print_json(found.document())
-    else:
-        for table in bench_tables(found):
-            result_console().print(table)
-        for sentence in bench_notes(found):
-            say(console, sentence)
-    if plot is None:
-        return
+    console = result_console()
+    for table in bench_tables(found, memory=memory):
+        console.print(table)
+    for sentence in bench_notes(found, memory=memory, question=question):
+        say(console, sentence)
+
+
+def _plot(found: "BenchReport", path: Path, console: "Console") -> None:
+    from clusterprof.report.console import say
+
     if all(it.tokens_per_s is None for it in found.decode):
         say(console, "Nothing was decoded, so there is no plot.", style="yellow")
         return
     from clusterprof.report.plots import plot_decode_speed
 
-    plot_decode_speed(found.decode, found.subjects, plot)
-    say(console, f"Plot written to {plot}")
+    plot_decode_speed(found.decode, found.subjects, path)
+    say(console, f"Plot written to {path}")

@@ -46,7 +46,7 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
     if backend.startswith(_PREFIX):
         raise CompressionError(
             "This model object, or another with the same config object, is already inside compress() or a tuning "
-            "run, perhaps in another thread; leave that context first, or load a second model."
+            "run, perhaps in another thread; open one context around all threads, or leave that one first."
         )
     config._attn_implementation = _register(backend)
     hook = _ForwardHook(begin)
@@ -59,7 +59,8 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        config._attn_implementation = backend
+        if config._attn_implementation.startswith(_PREFIX):
+            config._attn_implementation = backend
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -71,6 +72,10 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
         If it is another kind of model, or its cache does not hold the keys and values of its heads.
     """
     name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"A {name} is not a model of transformers; pass the model itself (of a pipeline, pipeline.model)."
+        )
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{name} is an encoder-decoder, and clusterprof compresses the prompts of decoder-only language models; "
@@ -115,6 +120,10 @@ class _ForwardHook(threading.local):
     def before(
         self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not decoder.config._attn_implementation.startswith(_PREFIX):
+            raise CompressionError(
+                "The attention backend was changed inside compress(); set it before, as the observed one is in use."
+            )
         if args:
             kwargs = dict(zip(signature(decoder.forward).parameters, args, strict=False)) | kwargs
         tokens = kwargs.get("input_ids")
@@ -136,6 +145,9 @@ class _ForwardHook(threading.local):
             observer(layer_idx, query, key, scaling)
 
         return (), kwargs | {_KWARG: observe}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise CompressionError("A model cannot be copied or saved inside compress(); do it outside.")
 
     def after(self, decoder: PreTrainedModel, args: tuple[Any, ...], output: object) -> None:
         """Refuse models that claim the interface and drop the observer on its way, or attend twice a layer."""

@@ -84,6 +84,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def _append(self, key_states: Tensor, value_states: Tensor) -> None:
         assert self.keys is not None
         assert self.values is not None
+        _check_shape(self.keys, key_states)
         end = self.stored + key_states.shape[-2]
         # What was allocated in inference mode may only be written there.
         writable = not self.keys.is_inference() or torch.is_inference_mode_enabled()
@@ -141,9 +142,8 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         left = max(self.stored + tokens_to_remove, 0)
         if left < self.settled:
             raise CompressionError(
-                f"The last {-tokens_to_remove} tokens of the cache cannot be taken back: earlier ones were evicted "
-                "on their account. Inside generate(), drafts are told from the prompt; decode without drafts "
-                "elsewhere."
+                f"Only the last {self.stored - self.settled} tokens of the cache can be taken back, not "
+                f"{-tokens_to_remove}: those before them were compressed."
             )
         # The queries of tokens that are no longer there must not observe for those that take their place.
         self.stored, self.queries = left, None
@@ -239,6 +239,15 @@ def cache_bytes(cache: Cache) -> int:
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _check_shape(keys: Tensor, new_keys: Tensor) -> None:
+    held, given = ((t.shape[0], t.shape[1], t.shape[3]) for t in (keys, new_keys))
+    if held != given:
+        raise CompressionError(
+            f"The cache holds {held[0]} rows of {held[1]} KV heads with {held[2]} dimensions, and is given {given[0]} "
+            f"of {given[1]} with {given[2]}; use a cache for this model and this batch only."
+        )
 
 
 def _owned(tensor: Tensor) -> Tensor:

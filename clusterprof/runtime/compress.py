@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from clusterprof.errors import CompressionError
+from clusterprof.errors import CompressionError, UnsupportedModelError
 from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import (
@@ -69,13 +69,14 @@ def compress(
     >>> with compress(model, Profile.load("profiles/needle-256.json")):  # doctest: +SKIP
     ...     model.generate(**inputs, max_new_tokens=64)
     """
-    lengths = (query_length,) if isinstance(query_length, int) else query_length
+    several = isinstance(query_length, Sequence) and not isinstance(query_length, str)
+    lengths: Any = tuple(query_length) if several else (query_length,)  # type: ignore[arg-type]
     eviction = Eviction(
-        compression_of(profile), None if lengths is None else tuple(lengths), decode_budget, later_turns
+        compression_of(profile), None if query_length is None else lengths, decode_budget, later_turns
     )
+    config = decoder_of(model).config
     if isinstance(profile, Profile) and not force:
         profile.check(model)
-    config = decoder_of(model).config
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
     running = RunningTurn()
@@ -135,6 +136,7 @@ def _decoding(
     def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         layer = cache.layers[layer_idx]
         if isinstance(layer, CompressedLayer):
+            _check_keys(layer, layer_idx, key)
             layer.queries = _latest(layer, query, max(eviction.windows(query.shape[0])))
             layer.observed = layer.get_seq_length()
             if due:
@@ -153,6 +155,7 @@ def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: in
         layer = cache.layers[layer_idx]
         if not isinstance(layer, CompressedLayer):
             return
+        _check_keys(layer, layer_idx, key)
         queries = _latest(layer, query, max(eviction.windows(query.shape[0])), drafts=max(fresh, 0))
         # A copy, as a view would keep the queries of the whole forward.
         layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
@@ -161,6 +164,19 @@ def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: in
             finish_prompt(layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn)
 
     return observer
+
+
+def _check_keys(layer: CompressedLayer, layer_idx: int, key: Tensor) -> None:
+    if layer.keys is None:
+        raise CompressionError(
+            f"Layer {layer_idx} left its cache empty, as in training with gradient checkpointing; "
+            "call model.train(False) first."
+        )
+    if key.shape[1] != layer.keys.shape[1]:
+        raise UnsupportedModelError(
+            f"Layer {layer_idx} attends to {key.shape[1]} heads of keys and caches {layer.keys.shape[1]}, so it is not "
+            "known which belong together; use a model that leaves grouped heads to the attention interface."
+        )
 
 
 def _latest(layer: CompressedLayer, query: Tensor, window: int, drafts: int = 0) -> Tensor:
@@ -186,7 +202,7 @@ def _adopt(cache: Cache | None, config: PreTrainedConfig, full_attention: list[b
         raise CompressionError(
             "With use_cache=False there is no KV cache to compress; leave it on inside compress()."
         )
-    compressed = [isinstance(layer, CompressedLayer) for layer in cache.layers]
+    compressed = [isinstance(layer, CompressedLayer) for layer in getattr(cache, "layers", [])]
     if any(compressed):
         if compressed != full_attention:
             raise CompressionError(
@@ -239,10 +255,10 @@ def _check_static(layer: StaticCompressedLayer, eviction: Eviction, backend: str
         raise CompressionError(
             "decode_budget does not work with a StaticCompressedCache, which has its own bound."
         )
-    if layer.capacity <= eviction.compression.size:
+    if layer.size != eviction.compression.size:
         raise CompressionError(
-            f"The StaticCompressedCache has room for {layer.capacity} tokens, and the profile keeps "
-            f"{eviction.compression.size} of the prompt; make it with this profile."
+            f"The StaticCompressedCache was made for a size of {layer.size}, and the profile's is "
+            f"{eviction.compression.size}; make it with this profile."
         )
 
 

@@ -44,6 +44,10 @@ class Eviction:
 
     def __post_init__(self) -> None:
         size, window = self.compression.size, self.compression.window
+        for name, numbers in (("query_length", self.query_lengths), ("decode_budget", (self.decode_budget,))):
+            if any(type(number) not in (int, type(None)) for number in numbers or ()):
+                given = ", ".join(map(repr, numbers or ()))
+                raise CompressionError(f"{name} is {given}; it must be a whole number of tokens.")
         if window == "query" and self.query_lengths is None:
             raise CompressionError(
                 "The profile's observation window is the prompt's question; say how many tokens it has, up to the "

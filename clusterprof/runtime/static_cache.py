@@ -23,15 +23,15 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
 
     Parameters
     ----------
-    capacity : int
-        Slots per head: ``size`` for the prompt, the rest for what is decoded.
+    size, max_new_tokens : int
+        Slots per head for the prompt, and for what is decoded.
     """
 
     is_compileable = True
     is_croppable = False
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, size: int, max_new_tokens: int) -> None:
+        self.size, self.capacity = size, size + max_new_tokens
         self._buffers: tuple[Tensor, Tensor] | None = None
         super().__init__()
 
@@ -73,6 +73,10 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
         with torch.inference_mode(False):
             self._next = torch.tensor(self.stored, device=keys.device)
         _mark_static(self._next)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse to take tokens back, as transformers' `is_croppable` says."""
+        raise CompressionError("Tokens of a StaticCompressedCache cannot be taken back; use a DynamicCache.")
 
     def get_seq_length(self) -> int:
         """Tokens seen so far, the evicted ones included; a tensor once the prompt is there."""
@@ -132,9 +136,9 @@ class StaticCompressedCache(DynamicCache):
         if max_new_tokens < 1:
             raise CompressionError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         super().__init__(config=config)
-        capacity = compression_of(profile).size + max_new_tokens
+        size = compression_of(profile).size
         self.layers = [
-            StaticCompressedLayer(capacity)
+            StaticCompressedLayer(size, max_new_tokens)
             if has_full_attention(layer)
             else _StaticSlidingLayer(layer.sliding_window, layer.sliding_window)  # type: ignore[attr-defined]
             for layer in plain_layers(config)

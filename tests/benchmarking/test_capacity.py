@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterprof.benchmarking.capacity import Capacity, capacities
+from clusterprof.benchmarking.capacity import Capacity, capacities, within_context
 from clusterprof.benchmarking.results import Decode, Prefill
 
 TOKENS = 100
@@ -22,8 +22,9 @@ def estimate(
     proportional: bool = True,
 ) -> Capacity:
     """Of one row with this prefill peak and cache, in a memory with so much room beside the weights."""
-    prefill = Prefill(TOKENS, rows, "it", compressed, 1.0, 1.0, peak * rows, cache * rows, None)
-    decode = Decode(TOKENS, batch, rows, "it", compressed, 1.0, 1.0, 1.0, cache * batch, cache * batch, None)
+    name = "ours" if compressed else "full"
+    prefill = Prefill(TOKENS, rows, name, compressed, 1.0, 1.0, peak * rows, cache * rows, None)
+    decode = Decode(TOKENS, batch, rows, name, compressed, 1.0, 1.0, 1.0, cache * batch, cache * batch, None)
     [found] = capacities([prefill], [decode], weights=77, memory=77 + free, proportional=proportional)
     return found
 
@@ -86,3 +87,24 @@ def test_what_was_not_measured_is_not_estimated() -> None:
     decode = Decode(TOKENS, 1, 1, "it", False, None, None, None, None, None, "out of memory")
     prefill = Prefill(TOKENS, 1, "it", False, None, None, None, None, "out of memory")
     assert capacities([prefill], [decode], weights=0, memory=1, proportional=True) == []
+
+
+def test_nothing_is_estimated_for_a_compressed_cache_that_leaves_nothing_out() -> None:
+    prefill = Prefill(TOKENS, 1, "ours", False, 1.0, 1.0, 50, 40, None)
+    decode = Decode(TOKENS, 1, 1, "ours", False, 1.0, 1.0, 1.0, 40, 40, None)
+    found = capacities([prefill], [decode], weights=0, memory=1000, proportional=True)
+    assert found == [Capacity(TOKENS, 1, "ours", None, None, None, None)]
+
+
+def test_no_prompt_is_longer_than_the_context() -> None:
+    found = [
+        Capacity(TOKENS, 2, "full", 3, 4, 500, 600),
+        Capacity(TOKENS, 2, "ours", 3, 4, 501, None),
+        Capacity(TOKENS, 2, "topk", 3, 4, 400, 500),
+    ]
+    assert within_context(found, 500) == [
+        Capacity(TOKENS, 2, "full", 3, 4, 500, 500, False, True),
+        Capacity(TOKENS, 2, "ours", 3, 4, 500, None, True, False),
+        Capacity(TOKENS, 2, "topk", 3, 4, 400, 500, False, False),
+    ]
+    assert within_context(found, None) == found

@@ -82,16 +82,30 @@ def test_json_numbers_hang_together(finished: Finished) -> None:
         assert it["kv_bytes_start"] == it["batch"] * kept * BYTES_PER_TOKEN
     assert document["memory_bytes"] == 10**9
     assert len(document["capacity"]) == 20
+    for it in document["capacity"]:
+        assert it["longest_prompt"] == it["longest_prompt_one_by_one"] == 512
+        assert it["context_limits"] is it["context_limits_one_by_one"] is True
 
 
-def test_people_get_tables_on_stdout_and_the_rest_on_stderr(run: Run, model_folder: Path) -> None:
+def test_people_get_tables_and_notes_on_stdout_and_the_rest_on_stderr(run: Run, model_folder: Path) -> None:
     finished = run("bench", *SIZE, "--model", model_folder, *QUICK, "--batch-size", 2)
     assert finished.code == 0
     assert "Prefill, compression included" in finished.out
     assert "Decoding 2 tokens" in finished.out
     assert "What fits" not in finished.out
-    assert "one row was read, and repeated" in finished.err
+    assert "one row was read, and repeated" in finished.out
+    assert "one row was read" not in finished.err
     assert "Measuring" in finished.err
+
+
+def test_the_memory_is_shown_as_it_was_written(run: Run, model_folder: Path) -> None:
+    options = ["bench", *SIZE, "--model", model_folder, *QUICK, "--memory"]
+    shown = run(*options, "1.50 GiB").out
+    assert "What fits into 1.50 GiB" in shown
+    assert "512 (context)" in shown
+    shown = run(*options, "1KB").out
+    assert "What fits" not in shown
+    assert "Nothing fits into 1KB: the weights alone need" in shown
 
 
 @pytest.mark.parametrize("name", ["speed.svg", "speed.PNG"])
@@ -126,6 +140,8 @@ def test_with_the_question_as_window_its_length_can_be_given(
     profile = edited(profile_file, tmp_path, window="query")
     finished = run("bench", "--profile", profile, "--window", 5, *QUICK, "--json")
     assert finished.json()["subjects"][2]["compression"]["window"] == 5
+    assert "length is given: 5 tokens" in run("bench", "--profile", profile, "--window", 5, *QUICK).out
+    assert "length is assumed: 32 tokens" in run("bench", "--profile", profile, *QUICK).out
 
 
 def test_another_models_profile_is_refused(run: Run, tmp_path: Path, profile_file: Path) -> None:
@@ -186,6 +202,8 @@ def test_a_prompt_beyond_the_context_is_an_error(run: Run, model_folder: Path) -
         ([*SIZE, "--repeats", 0], "--repeats"),
         ([*SIZE, "--memory", "24"], "--memory"),
         ([*SIZE, "--memory", "-1GB"], "--memory"),
+        ([*SIZE, "--memory", "0GB"], "--memory"),
+        ([*SIZE, "--memory", "0.0001KB"], "--memory"),
         ([*SIZE, "--memory", "24 parsecs"], "--memory"),
         ([*SIZE, "--plot", "speed.txt"], "--plot"),
         ([*SIZE, "--plot", "speed"], "--plot"),
