@@ -45,7 +45,7 @@ class Eviction:
     def __post_init__(self) -> None:
         size, window = self.compression.size, self.compression.window
         for name, numbers in (("query_length", self.query_lengths), ("decode_budget", (self.decode_budget,))):
-            if any(type(number) not in (int, type(None)) for number in numbers or ()):
+            if numbers not in (None, (None,)) and any(type(number) is not int for number in numbers):
                 given = ", ".join(map(repr, numbers or ()))
                 raise CompressionError(f"{name} is {given}; it must be a whole number of tokens.")
         if window == "query" and self.query_lengths is None:

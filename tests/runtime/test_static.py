@@ -155,7 +155,7 @@ def test_what_contradicts_a_static_cache_is_refused() -> None:
         ):
             forward(model, PROMPT, cache=static_cache(model))
     with compress(model, TINY.model_copy(update={"size": TINY.size + ROOM})):  # noqa: SIM117
-        with pytest.raises(CompressionError, match="has room for 36 tokens, and the profile keeps 36"):
+        with pytest.raises(CompressionError, match="was made for a size of 24, and the profile's is 36"):
             forward(model, PROMPT, cache=static_cache(model))
     cache = static_cache(model)
     forward(model, PROMPT, cache=cache)
