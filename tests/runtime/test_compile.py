@@ -1,5 +1,6 @@
 """torch.compile: decode steps over the static cache are compiled once, and no prefill escapes compression."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,8 +190,10 @@ def test_a_prefill_in_one_compiled_graph_is_refused(
             )
 
 
-# It imports what torch itself has deprecated.
+# It imports what torch itself, and Python, have deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The distutils package is deprecated:DeprecationWarning")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default backend needs a C++ compiler")
 @torch.no_grad()
 def test_the_default_backend(backend: Backend) -> None:
     model = tiny_llama(eos_token_id=None, num_hidden_layers=1)
