@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.attention import decode_scores
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
-from clusterprof.runtime.cache import check_finite, has_full_attention, plain_layers, stored
+from clusterprof.runtime.cache import check_finite, check_keys, has_full_attention, plain_layers, stored
 from clusterprof.runtime.importance import window_importance
 from clusterprof.runtime.transformers_names import CACHE
 
@@ -88,7 +88,7 @@ class _Recorder:
     """Collects importance during the prefill and queries during decoding."""
 
     window: int
-    full_layers: set[int]
+    full_layers: dict[int, DynamicLayer]
     importance: dict[int, Tensor] = field(default_factory=dict)
     queries: dict[int, list[Tensor]] = field(default_factory=dict)
     scaling: float = 0.0
@@ -99,6 +99,7 @@ class _Recorder:
     def prefill(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         if layer_idx in self.full_layers:
             self.scaling = scaling
+            check_keys(self.full_layers[layer_idx], layer_idx, key)
             importance = window_importance(query[:, :, -self.window :], key, scaling=scaling)[0]
             check_finite(importance, layer_idx)
             self.importance[layer_idx] = importance
@@ -139,7 +140,7 @@ def capture_prompt(
     """
     layers = plain_layers(decoder_of(model).config)
     cache = Cache(layers=list(layers))
-    full_layers = {i for i, layer in enumerate(layers) if has_full_attention(layer)}
+    full_layers = {i: layer for i, layer in enumerate(layers) if has_full_attention(layer)}
     recorder = _Recorder(window, full_layers)
     # A prompt's logits at every position would take gigabytes; only the last are needed.
     last_only = (

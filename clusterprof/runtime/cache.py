@@ -225,6 +225,20 @@ def stored(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
     return layer.keys, layer.values
 
 
+def check_keys(layer: DynamicLayer, layer_idx: int, key: Tensor) -> None:
+    """Raise a CompressionError if the keys that a layer attends to are not those that its cache holds."""
+    if layer.keys is None:
+        raise CompressionError(
+            f"Layer {layer_idx} left its cache empty, as in training with gradient checkpointing; "
+            "call model.train(False) first."
+        )
+    if key.shape[1] != layer.keys.shape[1]:
+        raise UnsupportedModelError(
+            f"Layer {layer_idx} attends to {key.shape[1]} heads of keys and caches {layer.keys.shape[1]}, so it is not "
+            "known which belong together; use a model that leaves grouped heads to the attention interface."
+        )
+
+
 def check_finite(importance: Tensor, layer_idx: int) -> None:
     """Raise a CompressionError that names the layer if its importance is not finite."""
     if not torch.isfinite(importance).all():

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from clusterprof.errors import CompressionError, UnsupportedModelError
+from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import (
     CompressedLayer,
+    check_keys,
     compression_of,
     has_full_attention,
     plain_layers,
@@ -136,7 +137,7 @@ def _decoding(
     def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         layer = cache.layers[layer_idx]
         if isinstance(layer, CompressedLayer):
-            _check_keys(layer, layer_idx, key)
+            check_keys(layer, layer_idx, key)
             layer.queries = _latest(layer, query, max(eviction.windows(query.shape[0])))
             layer.observed = layer.get_seq_length()
             if due:
@@ -155,7 +156,7 @@ def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: in
         layer = cache.layers[layer_idx]
         if not isinstance(layer, CompressedLayer):
             return
-        _check_keys(layer, layer_idx, key)
+        check_keys(layer, layer_idx, key)
         queries = _latest(layer, query, max(eviction.windows(query.shape[0])), drafts=max(fresh, 0))
         # A copy, as a view would keep the queries of the whole forward.
         layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
@@ -164,19 +165,6 @@ def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: in
             finish_prompt(layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn)
 
     return observer
-
-
-def _check_keys(layer: CompressedLayer, layer_idx: int, key: Tensor) -> None:
-    if layer.keys is None:
-        raise CompressionError(
-            f"Layer {layer_idx} left its cache empty, as in training with gradient checkpointing; "
-            "call model.train(False) first."
-        )
-    if key.shape[1] != layer.keys.shape[1]:
-        raise UnsupportedModelError(
-            f"Layer {layer_idx} attends to {key.shape[1]} heads of keys and caches {layer.keys.shape[1]}, so it is not "
-            "known which belong together; use a model that leaves grouped heads to the attention interface."
-        )
 
 
 def _latest(layer: CompressedLayer, query: Tensor, window: int, drafts: int = 0) -> Tensor:

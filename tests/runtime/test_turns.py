@@ -19,8 +19,9 @@ from transformers import (
 
 from clusterprof import compress
 from clusterprof.errors import CompressionError
+from clusterprof.profiling.capture import capture_prompt
 from clusterprof.runtime.transformers_names import CACHE
-from tests.runtime.subjects import TINY, forward, generate, random_stream, stored_lengths
+from tests.runtime.subjects import TINY, WINDOW, forward, generate, random_stream, stored_lengths
 from tests.tiny import tiny_llama
 
 PROMPT = random_stream()[None, :60]
@@ -38,10 +39,12 @@ def test_a_call_that_begins_after_the_context_is_refused() -> None:
 def test_leaving_the_context_waits_for_the_calls_of_other_threads() -> None:
     model = tiny_llama(eos_token_id=None)
     begun = threading.Event()
+    steps: list[int] = []
     results: list[Any] = []
 
     def say_begun(ids: Tensor, scores: Tensor) -> Tensor:
         begun.set()
+        steps.append(ids.shape[1])
         return scores
 
     def work() -> None:
@@ -52,7 +55,7 @@ def test_leaving_the_context_waits_for_the_calls_of_other_threads() -> None:
     with compress(model, TINY):
         thread.start()
         assert begun.wait(30)
-    assert len(results) == 1
+    assert len(steps) == 40
     thread.join()
     assert stored_lengths(results[0].cache) == [24 + 39] * 2
     with compress(model, TINY):
@@ -181,6 +184,8 @@ def test_a_model_that_repeats_its_keys_itself_is_refused() -> None:
         compress(model, TINY),
     ):
         forward(model, PROMPT)
+    with pytest.raises(CompressionError, match="attends to 4 heads of keys and caches 2"):
+        capture_prompt(model, PROMPT, window=WINDOW, decode_tokens=2, end_tokens=set())
 
 
 def test_an_attention_backend_changed_inside_is_refused_and_stays() -> None:
