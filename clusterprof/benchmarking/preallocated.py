@@ -1,9 +1,10 @@
 """The full cache without the copy that transformers makes of it at every token."""
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from clusterprof.runtime.cache import buffer_with
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -26,8 +27,8 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         assert filled.values is not None
         self.device = filled.keys.device
         self.length = filled.get_seq_length()
-        self.keys = _with_room(filled.keys, room)
-        self.values = _with_room(filled.values, room)
+        self.keys = buffer_with(filled.keys, self.length + room)
+        self.values = buffer_with(filled.values, self.length + room)
         self.is_initialized = True
 
     def update(
@@ -53,10 +54,3 @@ def preallocate(cache: DynamicCache, room: int) -> None:
         PreallocatedLayer(layer, room) if type(layer) is DynamicLayer and layer.is_initialized else layer
         for layer in cache.layers
     ]
-
-
-def _with_room(states: Tensor, room: int) -> Tensor:
-    batch, heads, length, width = states.shape
-    buffer = torch.zeros((batch, heads, length + room, width), dtype=states.dtype, device=states.device)
-    buffer[:, :, :length] = states
-    return buffer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from clusterprof.benchmarking.capacity import Capacity, capacities
+from clusterprof.benchmarking.capacity import Capacity, capacities, within_context
 from clusterprof.benchmarking.measure import measure
 from clusterprof.benchmarking.memory import weight_bytes
 from clusterprof.benchmarking.results import Decode, Prefill, decode_results, prefill_results
@@ -81,9 +81,20 @@ def run_bench(
     prefills = prefill_results(found, subjects, settings)
     decodes = decode_results(found, subjects, settings)
     environment = environment_record(model).model_dump(mode="json")
-    weights = weight_bytes(model)
+    facts = _facts(model)
+    capacity: list[Capacity] = []
+    if memory is not None:
+        estimated = capacities(
+            prefills,
+            decodes,
+            weights=facts["weight_bytes"],
+            memory=memory,
+            # Eager attention builds a matrix of prompt by prompt.
+            proportional=environment["attention_backend"] != "eager",
+        )
+        capacity = within_context(estimated, facts["context"])
     return BenchReport(
-        model=_facts(model, weights),
+        model=facts,
         environment={
             **environment,
             "device_name": _device_name(model.device),
@@ -94,28 +105,19 @@ def run_bench(
         memory_bytes=memory,
         prefill=prefills,
         decode=decodes,
-        capacity=[]
-        if memory is None
-        else capacities(
-            prefills,
-            decodes,
-            weights=weights,
-            memory=memory,
-            # Eager attention builds a matrix of prompt by prompt.
-            proportional=environment["attention_backend"] != "eager",
-        ),
+        capacity=capacity,
         interrupted=found.interrupted,
     )
 
 
-def _facts(model: PreTrainedModel, weights: int) -> dict[str, Any]:
+def _facts(model: PreTrainedModel) -> dict[str, Any]:
     info = describe_model(model)
     return {
         "id": info.id,
         "revision": info.revision,
         "architecture": info.architecture,
         "context": info.max_position_embeddings,
-        "weight_bytes": weights,
+        "weight_bytes": weight_bytes(model),
     }
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -229,7 +228,6 @@ def _measure(
     memory: int | None,
     console: "Console",
 ) -> "BenchReport":
-    from clusterprof.benchmarking.capacity import within_context
     from clusterprof.benchmarking.prompts import bench_prompts
     from clusterprof.benchmarking.run import run_bench
     from clusterprof.benchmarking.subjects import subjects
@@ -253,7 +251,7 @@ def _measure(
         found = run_bench(model, prompts, compared, settings, progress, memory=memory)
     if found.interrupted and not found.prefill:
         raise KeyboardInterrupt
-    return replace(found, capacity=within_context(found.capacity, found.model["context"]))
+    return found
 
 
 def _check_context(model: "PreTrainedModel", settings: "BenchSettings") -> None:

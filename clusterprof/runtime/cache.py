@@ -90,7 +90,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         writable = not self.keys.is_inference() or torch.is_inference_mode_enabled()
         if end > self.keys.shape[-2] or not writable:
             capacity = self.stored + -(-key_states.shape[-2] // GROWTH) * GROWTH
-            self.keys, self.values = (_buffer_with(tensor, capacity) for tensor in stored(self))
+            self.keys, self.values = (buffer_with(tensor, capacity) for tensor in stored(self))
         self.keys[..., self.stored : end, :] = key_states
         self.values[..., self.stored : end, :] = value_states
 
@@ -268,8 +268,8 @@ def _owned(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
-def _buffer_with(tensor: Tensor, capacity: int) -> Tensor:
-    """Room for ``capacity`` slots, the first of which hold the tensor."""
+def buffer_with(tensor: Tensor, capacity: int) -> Tensor:
+    """Room for ``capacity`` tokens, the first of which are those of ``(batch, kv_heads, tokens, head_dim)``."""
     buffer = tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[-1]))
     buffer[..., : tensor.shape[-2], :] = tensor
     return buffer

@@ -138,7 +138,7 @@ def _decoding(
         layer = cache.layers[layer_idx]
         if isinstance(layer, CompressedLayer):
             check_keys(layer, layer_idx, key)
-            layer.queries = _latest(layer, query, max(eviction.windows(query.shape[0])))
+            layer.queries = _latest(layer, query, eviction.longest_window)
             layer.observed = layer.get_seq_length()
             if due:
                 evict_generated(layer, layer_idx, eviction, groups, layer.queries, scaling)
@@ -157,7 +157,7 @@ def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: in
         if not isinstance(layer, CompressedLayer):
             return
         check_keys(layer, layer_idx, key)
-        queries = _latest(layer, query, max(eviction.windows(query.shape[0])), drafts=max(fresh, 0))
+        queries = _latest(layer, query, eviction.longest_window, drafts=max(fresh, 0))
         # A copy, as a view would keep the queries of the whole forward.
         layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
         layer.observed = layer.get_seq_length() - max(fresh, 0)

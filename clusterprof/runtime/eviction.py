@@ -64,7 +64,7 @@ class Eviction:
                 f"query_length is {', '.join(map(str, lengths)) or 'empty'}; each must be at least 1 and below the "
                 f"profile's size of {size}."
             )
-        least = 2 * max(lengths or self.windows(1)) + 2
+        least = 2 * self.longest_window + 2
         if self.decode_budget is not None and self.decode_budget < least:
             raise CompressionError(
                 f"decode_budget is {self.decode_budget}; with an observation window of {least // 2 - 1} it must be "
@@ -72,6 +72,11 @@ class Eviction:
             )
         if self.later_turns not in ("append", "compress"):
             raise CompressionError(f'later_turns is {self.later_turns!r}; it must be "append" or "compress".')
+
+    @property
+    def longest_window(self) -> int:
+        """Of all rows, in tokens."""
+        return max(self.query_lengths or self.windows(1))
 
     def check_prompts(self, count: int) -> None:
         """Raise a CompressionError if the query lengths are not those of so many prompts."""

@@ -68,3 +68,10 @@ def test_eager_attention_has_no_longest_prompt() -> None:
     report = run_bench(model, PROMPTS, subjects(OURS, tuned=False), SETTINGS, Listener(), memory=10**6)
     assert report.environment["attention_backend"] == "eager"
     assert all(it.longest_prompt is None for it in report.capacity)
+
+
+def test_no_longest_prompt_is_beyond_the_models_context() -> None:
+    model = tiny_llama()
+    report = run_bench(model, PROMPTS, subjects(OURS, tuned=False), SETTINGS, Listener(), memory=10**9)
+    assert {it.longest_prompt for it in report.capacity} == {model.config.max_position_embeddings}
+    assert all(it.context_limits for it in report.capacity)
