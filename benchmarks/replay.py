@@ -46,7 +46,7 @@ def main() -> None:
     compression = Compression(
         size=arguments.size, window=32, method=ClusterAttn.paper_default(arguments.size)
     )
-    kept = kept_positions(compression, capture.importance, capture.window)
+    kept = kept_positions(compression.method, capture.observation, compression.size)
     tokens = capture.tokens[:-1].tolist()
 
     replay(model, capture, kept)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _select(compression: Compression, capture: Capture) -> torch.Tensor:
-    return kept_positions(compression, capture.importance, capture.window)
+    return kept_positions(compression.method, capture.observation, compression.size)
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from clusterprof.methods.base import Method
+from clusterprof.methods.base import Method, Observation
 from clusterprof.methods.clusterattn import ClusterAttn
 from clusterprof.methods.snapkv import SnapKV
 from clusterprof.methods.streaming_llm import StreamingLLM
@@ -12,4 +12,4 @@ from clusterprof.methods.topk import TopK
 
 MethodConfig = Annotated[ClusterAttn | SnapKV | StreamingLLM | TopK, Field(discriminator="name")]
 
-__all__ = ["ClusterAttn", "Method", "MethodConfig", "SnapKV", "StreamingLLM", "TopK"]
+__all__ = ["ClusterAttn", "Method", "MethodConfig", "Observation", "SnapKV", "StreamingLLM", "TopK"]

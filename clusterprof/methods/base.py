@@ -1,33 +1,63 @@
-"""What every compression method is: validated parameters and a rule from importance to kept positions."""
+"""What every compression method is: validated parameters and a rule from what was observed to kept positions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What a method may need to know beyond the observation window's attention.
+Need = Literal["accumulated", "words"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a prompt's prefix when a method chooses from it. Rows hold no padding.
+
+    Attributes
+    ----------
+    importance : Tensor
+        Attention that the observation window pays to each prefix token, float32 and non-negative,
+        ``(batch, kv_heads, prefix_length)``.
+    window : int
+        Tokens that come after the prefix and stay whatever is chosen from it.
+    accumulated : Tensor, optional
+        Attention that all queries of the prompt together paid to each prefix token, shaped as ``importance``;
+        there for methods that need "accumulated".
+    word_starts : Tensor, optional
+        Whether a word begins with this token, bool ``(batch, prefix_length)``; there for methods that need "words".
+    """
+
+    importance: Tensor
+    window: int
+    accumulated: Tensor | None = None
+    word_starts: Tensor | None = None
+
 
 class Method(BaseModel):
     """A compression method with its hyperparameters.
 
-    Subclasses add their parameters as fields and a ``name`` literal, and fill in :meth:`select`.
+    Subclasses add their parameters as fields and a ``name`` literal, say what they :attr:`needs`, and fill in
+    :meth:`select`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def select(self, observation: Observation, budget: int) -> Tensor:
         """Choose which prefix tokens survive.
 
         Parameters
         ----------
-        importance : Tensor
-            Attention that the observation window pays to each prefix token, float32 and non-negative,
-            ``(batch, kv_heads, prefix_length)``. Rows hold no padding.
+        observation : Observation
+            Of a prefix.
         budget : int
-            Prefix tokens to keep per head, at most ``prefix_length``.
+            Prefix tokens to keep per head, at most the prefix's length.
 
         Returns
         -------

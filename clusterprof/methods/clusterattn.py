@@ -11,6 +11,8 @@ from clusterprof.methods.base import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clusterprof.methods.base import Observation
+
 
 class ClusterAttn(Method):
     """Density-based attention clustering (the paper's Algorithm 1).
@@ -43,10 +45,11 @@ class ClusterAttn(Method):
         """The paper's values for a compression size (Table 1, Figure 12), log-linear in between."""
         return cls(num_block=8, theta=_paper_theta(size))
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
         from clusterprof.methods.ranking import keep_highest, local_mean
 
+        importance = observation.importance
         covered, clustered = self._clusters(importance, budget)
         # Without a single centre there are no gaps between clusters: plain top-k.
         score = importance.where(covered | ~clustered, local_mean(importance, self.gap_pool))

@@ -11,6 +11,8 @@ from clusterprof.methods.base import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clusterprof.methods.base import Observation
+
 
 class SnapKV(Method):
     """Keep the tokens whose neighbourhood the window looks at most.
@@ -31,8 +33,8 @@ class SnapKV(Method):
             raise ValueError("kernel_size must be odd, so that its window is centred")
         return value
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
         from clusterprof.methods.ranking import keep_highest, local_mean
 
-        return keep_highest(local_mean(importance, self.kernel_size), budget)
+        return keep_highest(local_mean(observation.importance, self.kernel_size), budget)

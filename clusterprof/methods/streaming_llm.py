@@ -11,6 +11,8 @@ from clusterprof.methods.base import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clusterprof.methods.base import Observation
+
 
 class StreamingLLM(Method):
     """Keep the first tokens and the last ones, whatever they say.
@@ -24,12 +26,12 @@ class StreamingLLM(Method):
     name: Literal["streaming_llm"] = "streaming_llm"
     initial_tokens: int = Field(default=4, ge=0, le=1_000_000)
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
         import torch
 
-        batch, heads, length = importance.shape
+        batch, heads, length = observation.importance.shape
         # A budget below the initial tokens goes to the earliest of them: then the slice is empty.
-        kept = torch.arange(budget, device=importance.device)
+        kept = torch.arange(budget, device=observation.importance.device)
         kept[self.initial_tokens :] += length - budget
         return kept.expand(batch, heads, -1)

@@ -9,14 +9,16 @@ from clusterprof.methods.base import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clusterprof.methods.base import Observation
+
 
 class TopK(Method):
     """Keep the highest importance, no clustering and no pooling."""
 
     name: Literal["topk"] = "topk"
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
         from clusterprof.methods.ranking import keep_highest
 
-        return keep_highest(importance, budget)
+        return keep_highest(observation.importance, budget)

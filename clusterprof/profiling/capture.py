@@ -1,7 +1,7 @@
 """Capture: one full run of a prompt, and all that replaying it under any compression needs (the paper's A_full)."""
 
-import inspect
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
+from clusterprof.methods import Observation
 from clusterprof.profiling.attention import decode_scores
-from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
-from clusterprof.runtime.cache import check_finite, check_keys, has_full_attention, plain_layers, stored
-from clusterprof.runtime.importance import window_importance
-from clusterprof.runtime.transformers_names import CACHE
+from clusterprof.profiling.prefill import Prefill, next_token_log_probs, prefill_prompt
+from clusterprof.runtime.attention import Observer, observe_attention
+from clusterprof.runtime.cache import stored
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class LayerCapture:
     logsumexp, norm : Tensor
         Of each decoded token's scores over prompt and decoded tokens, and the 2-norm of that attention
         distribution, float32 ``(heads, decoded)``.
+    accumulated : Tensor, optional
+        Attention from all queries of the prompt, shaped as ``importance``, for methods that need it.
     """
 
     keys: Tensor
@@ -42,6 +44,7 @@ class LayerCapture:
     decoded_keys: Tensor
     logsumexp: Tensor
     norm: Tensor
+    accumulated: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Capture:
         Float32 ``(decoded, vocabulary)``: the full run's next-token log-probabilities.
     scaling : float
         What the model multiplies its attention scores with.
+    word_starts : Tensor, optional
+        Whether a word begins with each token of the prompt, bool ``(prompt_length,)``.
     """
 
     layers: dict[int, LayerCapture]
@@ -71,11 +76,22 @@ class Capture:
     tokens: Tensor
     log_probs: Tensor
     scaling: float
+    word_starts: Tensor | None = None
 
-    @property
-    def importance(self) -> Tensor:
-        """Of all layers, ``(layers, kv_heads, prompt_length - window)``."""
-        return torch.stack([layer.importance for layer in self.layers.values()])
+    @cached_property
+    def observation(self) -> Observation:
+        """Of the prefix; the batch is the full-attention layers."""
+        layers = list(self.layers.values())
+        sums = [layer.accumulated for layer in layers if layer.accumulated is not None]
+        prefix = self.prompt_length - self.window
+        return Observation(
+            torch.stack([layer.importance for layer in layers]),
+            window=self.window,
+            accumulated=torch.stack(sums) if sums else None,
+            word_starts=None
+            if self.word_starts is None
+            else self.word_starts[:prefix].expand(len(layers), -1),
+        )
 
     @property
     def full_loss(self) -> float:
@@ -84,34 +100,30 @@ class Capture:
 
 
 @dataclass
-class _Recorder:
-    """Collects importance during the prefill and queries during decoding."""
+class _Queries:
+    """Collects the queries of decoded tokens."""
 
-    window: int
-    full_layers: dict[int, DynamicLayer]
-    importance: dict[int, Tensor] = field(default_factory=dict)
+    full_layers: list[int]
     queries: dict[int, list[Tensor]] = field(default_factory=dict)
-    scaling: float = 0.0
 
-    def begin(self, cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
-        return self.prefill if not self.importance else self.decode
+    def begin(self, cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
+        return self.record
 
-    def prefill(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        if layer_idx in self.full_layers:
-            self.scaling = scaling
-            check_keys(self.full_layers[layer_idx], layer_idx, key)
-            importance = window_importance(query[:, :, -self.window :], key, scaling=scaling)[0]
-            check_finite(importance, layer_idx)
-            self.importance[layer_idx] = importance
-
-    def decode(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def record(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         if layer_idx in self.full_layers:
             self.queries.setdefault(layer_idx, []).append(query[0])
 
 
 @torch.inference_mode()
 def capture_prompt(
-    model: PreTrainedModel, input_ids: Tensor, *, window: int, decode_tokens: int, end_tokens: set[int]
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    window: int,
+    decode_tokens: int,
+    end_tokens: set[int],
+    accumulate: bool = False,
+    word_starts: Tensor | None = None,
 ) -> Capture:
     """Run a prompt in full: prefill, then decode greedily until a token of ``end_tokens``.
 
@@ -127,6 +139,8 @@ def capture_prompt(
         At most this many tokens are decoded.
     end_tokens : set of int
         What comes after one of these is noise; it is neither fed nor followed.
+    accumulate, word_starts
+        For methods that need them, see :func:`clusterprof.profiling.prefill.prefill_prompt`.
 
     Returns
     -------
@@ -138,51 +152,43 @@ def capture_prompt(
     CompressionError
         If the model ends its answer at once, or its attention or logits are not finite.
     """
-    layers = plain_layers(decoder_of(model).config)
-    cache = Cache(layers=list(layers))
-    full_layers = {i: layer for i, layer in enumerate(layers) if has_full_attention(layer)}
-    recorder = _Recorder(window, full_layers)
-    # A prompt's logits at every position would take gigabytes; only the last are needed.
-    last_only = (
-        {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    prefill = prefill_prompt(
+        model, input_ids, observed=window, accumulate=accumulate, word_starts=word_starts
     )
-
-    def next_token_log_probs(tokens: Tensor) -> Tensor:
-        output = model(input_ids=tokens, use_cache=True, **{CACHE: cache}, **last_only)
-        logits: Tensor = output.logits[0, -1]
-        if not torch.isfinite(logits).all():
-            raise CompressionError("The model's logits are not finite.")
-        return logits.float().log_softmax(dim=-1)
-
+    observation = prefill.observation(window)
+    layers, full_layers = prefill.layers, list(prefill.queries)
+    sliding = {
+        i: (stored(layer)[0][0].cpu().clone(), stored(layer)[1][0].cpu().clone())
+        for i, layer in enumerate(layers)
+        if i not in full_layers
+    }
+    recorder = _Queries(full_layers)
+    cache = Cache(layers=list(layers))
+    tokens = [prefill.log_probs.argmax()]
+    log_probs: list[Tensor] = []
     with observe_attention(model, recorder.begin):
-        tokens = [next_token_log_probs(input_ids).argmax()]
-        sliding = {
-            i: (stored(layer)[0][0].cpu().clone(), stored(layer)[1][0].cpu().clone())
-            for i, layer in enumerate(layers)
-            if i not in full_layers
-        }
-        log_probs: list[Tensor] = []
         while len(log_probs) < decode_tokens and int(tokens[-1]) not in end_tokens:
-            log_probs.append(next_token_log_probs(tokens[-1].view(1, 1)))
+            log_probs.append(next_token_log_probs(model, tokens[-1].view(1, 1), cache)[0])
             tokens.append(log_probs[-1].argmax())
     if not log_probs:
         raise CompressionError(
             "The model ended its answer with the first token, so there is nothing to compare."
         )
 
-    length = input_ids.shape[1]
     captured = {}
-    for i in sorted(full_layers):
-        captured[i] = _layer_capture(layers[i], recorder, i, length)
+    for position, i in enumerate(full_layers):
+        queries = torch.cat(recorder.queries[i], dim=1)
+        captured[i] = _layer_capture(layers[i], queries, prefill, observation, position)
         layers[i].reset()
     return Capture(
         layers=captured,
         sliding=sliding,
-        prompt_length=length,
+        prompt_length=prefill.prompt_length,
         window=window,
         tokens=torch.stack(tokens).cpu(),
         log_probs=torch.stack(log_probs).cpu(),
-        scaling=recorder.scaling,
+        scaling=prefill.scaling,
+        word_starts=None if word_starts is None else word_starts.cpu(),
     )
 
 
@@ -193,18 +199,22 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> se
     return {int(i) for i in ids if i is not None}
 
 
-def _layer_capture(layer: DynamicLayer, recorder: _Recorder, index: int, prompt_length: int) -> LayerCapture:
-    queries = torch.cat(recorder.queries[index], dim=1)
+def _layer_capture(
+    layer: DynamicLayer, queries: Tensor, prefill: Prefill, observation: Observation, position: int
+) -> LayerCapture:
+    """Capture the full-attention layer that is at ``position`` in the observation's batch."""
     keys, values = (tensor[0] for tensor in stored(layer))
-    scores = decode_scores(queries, keys, recorder.scaling)
+    scores = decode_scores(queries, keys, prefill.scaling)
     logsumexp = scores.logsumexp(dim=-1)
     norm = (scores - logsumexp[..., None]).exp().norm(dim=-1)
+    length, accumulated = prefill.prompt_length, observation.accumulated
     return LayerCapture(
-        keys=keys[:, :prompt_length].cpu(),
-        values=values[:, :prompt_length].cpu(),
-        importance=recorder.importance[index].cpu(),
+        keys=keys[:, :length].cpu(),
+        values=values[:, :length].cpu(),
+        importance=observation.importance[position].cpu(),
         queries=queries.cpu(),
-        decoded_keys=keys[:, prompt_length:].cpu(),
+        decoded_keys=keys[:, length:].cpu(),
         logsumexp=logsumexp.cpu(),
         norm=norm.cpu(),
+        accumulated=None if accumulated is None else accumulated[position].cpu(),
     )

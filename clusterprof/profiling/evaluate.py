@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from clusterprof.profile import Compression
@@ -28,11 +27,9 @@ class Evaluator:
     captures: Sequence[Capture]
     replays: int = 0
     _known: list[dict[bytes, Scores]] = field(init=False)
-    _importance: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self._known = [{} for _ in self.captures]
-        self._importance = [capture.importance for capture in self.captures]
 
     def scores(self, compression: Compression) -> list[Scores]:
         """One result per capture.
@@ -45,7 +42,7 @@ class Evaluator:
         return [self._sample_scores(i, compression) for i in range(len(self.captures))]
 
     def _sample_scores(self, i: int, compression: Compression) -> Scores:
-        kept = kept_positions(compression, self._importance[i], self.captures[i].window)
+        kept = kept_positions(compression.method, self.captures[i].observation, compression.size)
         key = kept.to(torch.int32).numpy().tobytes()
         if key not in self._known[i]:
             self._known[i][key] = _scores(replay(self.model, self.captures[i], kept))

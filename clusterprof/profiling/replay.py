@@ -49,7 +49,7 @@ class _Comparer:
     cosine: list[Tensor] = field(default_factory=list)
     cosine_padded: list[Tensor] = field(default_factory=list)
 
-    def begin(self, cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
+    def begin(self, cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
         return self.compare
 
     def compare(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:

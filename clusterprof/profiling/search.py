@@ -54,7 +54,7 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     peaks, highest = [], []
     for capture in captures:
         block = max(1, (size - capture.window) // default.num_block)
-        importance = capture.importance
+        importance = capture.observation.importance
         peaks.append(torch.nn.functional.max_pool1d(importance, block, ceil_mode=True).flatten())
         highest.append(importance.amax(dim=-1).flatten())
     # torch's quantile takes no more than 16 million numbers, and many long prompts have more.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Raise it when what a capture holds, or how it is computed, changes.
-_VERSION = 1
+_VERSION = 2
 _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 
@@ -46,26 +46,19 @@ class CaptureStore:
     fingerprint: str
     limit_bytes: int = 20 * 2**30
 
-    def path(self, input_ids: tuple[int, ...], window: int) -> Path:
+    def path(self, input_ids: tuple[int, ...], window: int, *, accumulated: bool = False) -> Path:
         """File of a prompt's capture under a window of so many tokens, whether or not it exists."""
-        key = hashlib.sha256(f"{self.fingerprint}:{window}:{list(input_ids)}".encode()).hexdigest()
+        parts = f"{self.fingerprint}:{window}:{accumulated}:{list(input_ids)}"
+        key = hashlib.sha256(parts.encode()).hexdigest()
         return self.folder / f"{key[:40]}.safetensors"
 
-    def load(self, input_ids: tuple[int, ...], window: int) -> Capture | None:
-        """Memory-map a capture, or return None if there is none or its file is damaged."""
-        path = self.path(input_ids, window)
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                header = json.loads(file.metadata()["capture"])
-            capture = _from_tensors(tensors, header)
-            numbers = [capture.importance, capture.log_probs]
-            if not all(bool(torch.isfinite(number).all()) for number in numbers):
-                return None
-            os.utime(path)
-            return capture
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return None
+    def load(self, input_ids: tuple[int, ...], window: int, *, accumulated: bool = False) -> Capture | None:
+        """Memory-map a capture, or return None if there is none or its file is damaged.
+
+        One with accumulated attention serves those that do not need it, too.
+        """
+        found = _load(self.path(input_ids, window, accumulated=True))
+        return found if found or accumulated else _load(self.path(input_ids, window))
 
     def save(self, input_ids: tuple[int, ...], capture: Capture) -> Capture:
         """Write a capture and return it memory-mapped; the file is whole or absent.
@@ -75,7 +68,8 @@ class CaptureStore:
         ClusterprofError
             If it cannot be written, for instance because the disk is full.
         """
-        path = self.path(input_ids, capture.window)
+        accumulated = capture.observation.accumulated is not None
+        path = self.path(input_ids, capture.window, accumulated=accumulated)
         temporary = path.with_suffix(f".{uuid4().hex}.tmp")
         header = {
             "prompt_length": capture.prompt_length,
@@ -96,7 +90,7 @@ class CaptureStore:
                 temporary.unlink()
         self._trim(keep=path)
         # Another process may already have deleted it to stay within the limit.
-        return self.load(input_ids, capture.window) or capture
+        return _load(path) or capture
 
     def _trim(self, keep: Path) -> None:
         files = []
@@ -114,6 +108,21 @@ class CaptureStore:
                 excess -= size
                 with suppress(OSError):
                     file.unlink()
+
+
+def _load(path: Path) -> Capture | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = json.loads(file.metadata()["capture"])
+        capture = _from_tensors(tensors, header)
+        numbers = [capture.observation.importance, capture.log_probs]
+        if not all(bool(torch.isfinite(number).all()) for number in numbers):
+            return None
+        os.utime(path)
+        return capture
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
 
 
 def fingerprint(model: "PreTrainedModel", *, decode_tokens: int) -> str:
@@ -150,8 +159,15 @@ def _unnamed(config: dict[str, Any]) -> dict[str, Any]:
 
 def _to_tensors(capture: Capture) -> dict[str, Tensor]:
     tensors = {"tokens": capture.tokens, "log_probs": capture.log_probs}
+    if capture.word_starts is not None:
+        tensors["word_starts"] = capture.word_starts
     for i, layer in capture.layers.items():
-        tensors |= {f"layer.{i}.{name}": getattr(layer, name).contiguous() for name in _LAYER_FIELDS}
+        fields_of_layer = {name: getattr(layer, name) for name in _LAYER_FIELDS}
+        tensors |= {
+            f"layer.{i}.{name}": tensor.contiguous()
+            for name, tensor in fields_of_layer.items()
+            if tensor is not None
+        }
     for i, (keys, values) in capture.sliding.items():
         tensors |= {f"sliding.{i}.keys": keys.contiguous(), f"sliding.{i}.values": values.contiguous()}
     return tensors
@@ -165,7 +181,13 @@ def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Captu
         raise ValueError("no layers")
     return Capture(
         layers={
-            i: LayerCapture(**{name: tensors[f"layer.{i}.{name}"] for name in _LAYER_FIELDS})
+            i: LayerCapture(
+                **{
+                    name: tensors[f"layer.{i}.{name}"]
+                    for name in _LAYER_FIELDS
+                    if f"layer.{i}.{name}" in tensors
+                }
+            )
             for i in indices("layer")
         },
         sliding={
@@ -176,4 +198,5 @@ def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Captu
         tokens=tensors["tokens"],
         log_probs=tensors["log_probs"],
         scaling=float(header["scaling"]),
+        word_starts=tensors.get("word_starts"),
     )

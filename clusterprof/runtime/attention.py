@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -18,8 +17,9 @@ from clusterprof.runtime.transformers_names import CACHE
 
 # Called after a layer's attention: (layer index, query after RoPE, keys not repeated, scaling).
 Observer = Callable[[int, Tensor, Tensor, float], None]
-# Called before a forward: (cache, attention mask as given, (batch, new tokens)) -> its observer, if any.
-Begin = Callable[[Cache | None, Any, torch.Size], Observer | None]
+# Called before a forward: (cache, attention mask as given, its token ids, or embeddings in their place) -> its
+# observer, if any.
+Begin = Callable[[Cache | None, Any, Tensor], Observer | None]
 
 _PREFIX = "clusterprof_"
 _KWARG = "attention_observer"
@@ -134,7 +134,7 @@ class _ForwardHook(threading.local):
         cache = kwargs.get(name)
         if cache is None and kwargs.get("use_cache") is not False:
             cache = kwargs[name] = DynamicCache(config=decoder.config)
-        observer = self.begin(cache, kwargs.get("attention_mask"), tokens.shape[:2])
+        observer = self.begin(cache, kwargs.get("attention_mask"), tokens)
         self.expected, self.seen = [], []
         if observer is None:
             return (), kwargs

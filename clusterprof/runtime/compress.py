@@ -82,9 +82,9 @@ def compress(
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
     running = RunningTurn()
 
-    def begin(cache: Cache | None, attention_mask: Any, shape: torch.Size) -> Observer | None:
+    def begin(cache: Cache | None, attention_mask: Any, tokens: Tensor) -> Observer | None:
         cache = _adopt(cache, config, full_attention)
-        batch, new_tokens = shape
+        batch, new_tokens = tokens.shape[:2]
         first = next(layer for layer in cache.layers if isinstance(layer, CompressedLayer))
         if torch.compiler.is_compiling():
             _refuse_compiled(first, eviction)

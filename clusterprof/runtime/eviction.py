@@ -1,18 +1,19 @@
 """Eviction: which tokens leave a layer's cache at the end of a prompt, and while decoding past a budget."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clusterprof.errors import CompressionError
+from clusterprof.methods import Observation
 from clusterprof.profile import Compression
 from clusterprof.runtime.cache import CompressedLayer, check_finite, stored
 from clusterprof.runtime.importance import window_importance
 from clusterprof.runtime.padding import Rows
-from clusterprof.runtime.selection import kept_positions, select_before_window
+from clusterprof.runtime.selection import kept_positions
 
 LaterTurns = Literal["append", "compress"]
 
@@ -161,8 +162,8 @@ def _kept_of_prompt(
     if end - padding <= size:
         # All of a short row stays, filled up with padding, which the attention mask goes on hiding.
         return torch.arange(end - size, end, device=keys.device).expand(*keys.shape[:2], -1)
-    importance = _importance(layer_idx, rows, queries, keys[:, :, padding:], scaling)
-    return kept_positions(compression, importance, rows.window) + padding
+    observation = _observation(layer_idx, rows, queries, keys[:, :, padding:], scaling)
+    return kept_positions(compression.method, observation, size) + padding
 
 
 def evict_generated(
@@ -191,12 +192,11 @@ def evict_generated(
         start = layer.prompt - (max(0, group.padding - layer.evicted_of_prompt) - padding)
         generated = torch.arange(start, layer.stored, device=keys.device).expand(*row_keys.shape[:2], -1)
         if evicted_padding < to_evict:
-            importance = _importance(layer_idx, group, row_queries, row_keys[:, :, padding:], scaling)
-            chosen = select_before_window(
+            observation = _observation(layer_idx, group, row_queries, row_keys[:, :, padding:], scaling)
+            chosen = kept_positions(
                 eviction.compression.method,
-                importance[..., start - padding :],
+                replace(observation, importance=observation.importance[..., start - padding :]),
                 generated.shape[-1] - (to_evict - evicted_padding),
-                group.window,
             )
             generated = chosen + start
         prompt = torch.arange(evicted_padding, start, device=keys.device).expand(*row_keys.shape[:2], -1)
@@ -204,11 +204,11 @@ def evict_generated(
     layer.keep(torch.cat(kept))
 
 
-def _importance(layer_idx: int, rows: Rows, queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+def _observation(layer_idx: int, rows: Rows, queries: Tensor, keys: Tensor, scaling: float) -> Observation:
     importance = window_importance(queries[:, :, -rows.window :], keys, scaling=scaling)
     check_finite(importance, layer_idx)
     # Fewer queries than the window has tokens observe only what lies before the window all the same.
-    return importance[..., : keys.shape[2] - rows.window]
+    return Observation(importance[..., : keys.shape[2] - rows.window], window=rows.window)
 
 
 def _stored_padding(layer: CompressedLayer, rows: Rows) -> int:

@@ -33,3 +33,45 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
     future = torch.ones(window, window, dtype=torch.bool, device=key.device).triu(1)
     scores[..., length - window :].masked_fill_(future, -torch.inf)
     return scores.softmax(dim=-1)[..., : length - window].mean(dim=(2, 3))
+
+
+# Most elements of a block of scores: 64 MiB in float32.
+_BLOCK_ELEMENTS = 1 << 24
+
+
+def accumulated_attention(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
+    """Attention that each token received from all queries together, per KV head (H2O, section 4.1).
+
+    Summed over the queries block by block, so no matrix of prompt by prompt is built; mean over the query heads
+    that share a KV head.
+
+    Parameters
+    ----------
+    query : Tensor
+        The last queries of a sequence, after RoPE, ``(batch, heads, queries, head_dim)``; all of them at first.
+    key : Tensor
+        All keys, after RoPE, not repeated and without padding, ``(batch, kv_heads, length, head_dim)``.
+    scaling : float
+        What the model multiplies its attention scores with.
+
+    Returns
+    -------
+    Tensor
+        float32 ``(batch, kv_heads, length)``.
+    """
+    batch, heads, queries, head_dim = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    keys = key.float().transpose(-1, -2)
+    positions = torch.arange(length, device=key.device)
+    total = key.new_zeros((batch, kv_heads, length), dtype=torch.float32)
+    block = max(1, _BLOCK_ELEMENTS // (batch * heads * length))
+    for start in range(0, queries, block):
+        part = query[:, :, start : start + block].float() * scaling
+        # What comes after the block's last query is not seen by any of it.
+        seen = length - queries + start + part.shape[2]
+        scores = part.reshape(batch, kv_heads, -1, head_dim) @ keys[..., :seen]
+        scores = scores.view(batch, kv_heads, heads // kv_heads, -1, seen)
+        future = positions[:seen] > positions[seen - part.shape[2] : seen, None]
+        attention = scores.masked_fill_(future, -torch.inf).softmax(dim=-1)
+        total[..., :seen] += attention.sum(dim=3).mean(dim=2)
+    return total

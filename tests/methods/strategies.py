@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, Method, SnapKV, StreamingLLM, TopK
+from clusterprof.methods import ClusterAttn, Method, Observation, SnapKV, StreamingLLM, TopK
 
 # Multiples of 1/1024, so that sums and comparisons are exact in float32; see tests/reference/selection.py.
 UNIT = 1 / 1024
@@ -35,6 +35,10 @@ def importances(*, rows: int, heads: int, longest: int = 50) -> st.SearchStrateg
         return torch.rand(rows, heads, length, generator=torch.Generator().manual_seed(seed)) ** 4
 
     return arrays.map(torch.from_numpy) | st.builds(skewed, lengths, st.integers(0, 2**32))
+
+
+def observed(importance: Tensor) -> Observation:
+    return Observation(importance, window=4)
 
 
 def odd(highest: int) -> st.SearchStrategy[int]:

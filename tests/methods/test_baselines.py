@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from clusterprof.methods import ClusterAttn, Method, MethodConfig, SnapKV, StreamingLLM, TopK
-from tests.methods.strategies import exact_importances, methods, odd
+from tests.methods.strategies import exact_importances, methods, observed, odd
 from tests.reference.selection import select_snapkv, select_streaming_llm, select_topk
 
 any_input = settings(max_examples=200, deadline=None)
@@ -20,7 +20,7 @@ any_input = settings(max_examples=200, deadline=None)
 @given(importance=exact_importances(), kernel_size=odd(63), data=st.data())
 def test_snapkv_pools_by_the_mean(importance: Tensor, kernel_size: int, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, importance.shape[-1]))
-    kept = SnapKV(kernel_size=kernel_size).select(importance, budget)[0, 0].tolist()
+    kept = SnapKV(kernel_size=kernel_size).select(observed(importance), budget)[0, 0].tolist()
     assert kept == select_snapkv(importance[0, 0].tolist(), budget, kernel_size, "avg")
 
 
@@ -28,14 +28,16 @@ def test_snapkv_pools_by_the_mean(importance: Tensor, kernel_size: int, data: st
 @given(importance=exact_importances(), data=st.data())
 def test_topk_takes_the_highest(importance: Tensor, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, importance.shape[-1]))
-    assert TopK().select(importance, budget)[0, 0].tolist() == select_topk(importance[0, 0].tolist(), budget)
+    assert TopK().select(observed(importance), budget)[0, 0].tolist() == select_topk(
+        importance[0, 0].tolist(), budget
+    )
 
 
 @any_input
 @given(length=st.integers(1, 60), initial_tokens=st.integers(0, 70), data=st.data())
 def test_streaming_llm_keeps_both_ends(length: int, initial_tokens: int, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, length))
-    kept = StreamingLLM(initial_tokens=initial_tokens).select(torch.rand(1, 1, length), budget)
+    kept = StreamingLLM(initial_tokens=initial_tokens).select(observed(torch.rand(1, 1, length)), budget)
     assert kept[0, 0].tolist() == select_streaming_llm(length, budget, initial_tokens)
 
 

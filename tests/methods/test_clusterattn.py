@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from clusterprof.methods import ClusterAttn, TopK
-from tests.methods.strategies import UNIT, exact_importances, odd
+from tests.methods.strategies import UNIT, exact_importances, observed, odd
 from tests.reference.selection import select_clusterattn
 
 
@@ -31,7 +31,7 @@ def test_follows_the_steps_of_the_reference(
     budget = data.draw(st.integers(1, importance.shape[-1]))
     method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool)
     expected = select_clusterattn(importance[0, 0].tolist(), budget, num_block, theta, gap_pool)
-    assert method.select(importance, budget)[0, 0].tolist() == expected
+    assert method.select(observed(importance), budget)[0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("gap_pool", [1, 15])
@@ -41,7 +41,9 @@ def test_follows_the_reference_on_a_long_prefix(num_block: int, theta: float, ga
     generator = torch.Generator().manual_seed(num_block)
     # Skewed like attention: mostly next to nothing, with a few peaks.
     counts = (torch.rand(1, 2, 1500, generator=generator) ** 8 * 64).floor()
-    kept = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool).select(counts * UNIT, 224)
+    kept = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool).select(
+        observed(counts * UNIT), 224
+    )
     for h in range(2):
         expected = select_clusterattn((counts[0, h] * UNIT).tolist(), 224, num_block, theta, gap_pool)
         assert kept[0, h].tolist() == expected
@@ -57,7 +59,9 @@ def test_without_a_centre_it_is_plain_top_k(importance: Tensor, num_block: int, 
     budget = data.draw(st.integers(1, importance.shape[-1]))
     importance = importance.clamp(max=0.5)
     method = ClusterAttn(num_block=num_block, theta=0.75)
-    assert torch.equal(method.select(importance, budget), TopK().select(importance, budget))
+    assert torch.equal(
+        method.select(observed(importance), budget), TopK().select(observed(importance), budget)
+    )
 
 
 def test_each_head_has_its_own_neighbourhood_width() -> None:
@@ -65,7 +69,7 @@ def test_each_head_has_its_own_neighbourhood_width() -> None:
     one = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0]
     three = [0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 90, 0]
     importance = torch.cat([head(one), head(three)], dim=1)
-    kept = ClusterAttn(num_block=1, theta=50 * UNIT, gap_pool=1).select(importance, 9)
+    kept = ClusterAttn(num_block=1, theta=50 * UNIT, gap_pool=1).select(observed(importance), 9)
     assert kept[0].tolist() == [[*range(11, 20)], [0, 1, 2, 9, 10, 11, 18, 19, 20]]
 
 

@@ -87,7 +87,7 @@ def test_holds_what_the_stock_model_computes(build: Callable[..., PreTrainedMode
     check_layers(model, found)
     loss = torch.nn.functional.cross_entropy(found.log_probs, found.tokens[1:])
     assert found.full_loss == pytest.approx(float(loss), abs=1e-5)
-    assert found.importance.shape == (2, 2, LENGTH - WINDOW)
+    assert found.observation.importance.shape == (2, 2, LENGTH - WINDOW)
 
 
 @torch.no_grad()

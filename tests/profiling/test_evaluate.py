@@ -34,7 +34,7 @@ def test_scores_are_the_means_of_a_replay_per_sample(model: PreTrainedModel, cap
     found = Evaluator(model, captures).scores(SMALL)
     assert len(found) == 2
     for sample, scores in zip(captures, found, strict=True):
-        result = replay(model, sample, kept_positions(SMALL, sample.importance, sample.window))
+        result = replay(model, sample, kept_positions(SMALL.method, sample.observation, SMALL.size))
         for name in ("cosine", "cosine_padded", "kl", "agreement", "loss"):
             assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-6)
 

@@ -91,11 +91,11 @@ def test_the_question_of_each_prompt_observes(
         assert prompt[start:].startswith(row.question)
         assert (found.prompt_length, found.window) == (len(prompt), len(prompt) - start)
         expected = importance_by_hand(model, input_ids, start)
-        torch.testing.assert_close(found.importance, expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(found.observation.importance, expected, atol=1e-6, rtol=1e-4)
         for other in (start - 1, start + 1):
             width = min(start, other)
             wrong = importance_by_hand(model, input_ids, other)[..., :width]
-            assert not torch.allclose(found.importance[..., :width], wrong, atol=1e-5)
+            assert not torch.allclose(found.observation.importance[..., :width], wrong, atol=1e-5)
     assert result.profile.compression.window == "query"
     result.profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == result.profile
@@ -109,7 +109,7 @@ def test_every_prompt_is_scored_with_its_own_window(loaded: Loaded) -> None:
         for found, scores in zip(captures, together, strict=True):
             alone = Compression(size=24, window=found.window, method=method)
             assert Evaluator(model, [found]).scores(alone) == [scores]
-            kept = kept_positions(alone, found.importance, found.window)
+            kept = kept_positions(alone.method, found.observation, alone.size)
             assert kept[..., -found.window :].eq(torch.arange(60 - found.window, 60)).all()
 
 

@@ -50,7 +50,7 @@ def test_replay_equals_a_naive_trial_on_every_layer_head_and_step(
     real_model: RealModel, prompt: Tensor, found: Capture
 ) -> None:
     model, _ = real_model
-    kept = kept_positions(COMPRESSION, found.importance, found.window)
+    kept = kept_positions(COMPRESSION.method, found.observation, COMPRESSION.size)
     result = replay(model, found, kept)
     assert result.cosine.shape == (30, 9, STEPS)
     # Compression at this size changes the answer, so there is something to get wrong.

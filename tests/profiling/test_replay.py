@@ -42,7 +42,7 @@ def test_equals_a_naive_trial(build: Callable[..., PreTrainedModel]) -> None:
     found = capture(model)
     for method in (SMALL.method, ClusterAttn(num_block=8, theta=0.0, gap_pool=1), SnapKV(), StreamingLLM()):
         compression = SMALL.model_copy(update={"method": method})
-        kept = kept_positions(compression, found.importance, found.window)
+        kept = kept_positions(compression.method, found.observation, compression.size)
         trial = naive_trial(model, PROMPT, found.tokens[:-1].tolist(), kept)
         # Otherwise there would be nothing to tell apart.
         assert trial.kl.max() > 1e-3
@@ -150,7 +150,7 @@ def test_equals_a_naive_run_of_a_hybrid_model(options: dict[str, object]) -> Non
 
 def test_leaves_model_and_capture_alone() -> None:
     model = tiny_gemma3()
-    found = capture(model)
+    found = capture(model, accumulate=True)
     state, untouched = model_state(model), copy.deepcopy(found)
     first, second = (replay(model, found, random_kept(1)) for _ in range(2))
     assert model_state(model) == state

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 
-from clusterprof.methods import Method
+from clusterprof.methods import Method, Observation
 from clusterprof.runtime.transformers_names import CACHE
 
 
@@ -145,7 +145,8 @@ class NaiveRow:
         self, layer: int, head: int, positions: Sequence[int], budget: int, observers: int
     ) -> list[int]:
         importance = [self._importance(layer, head, position, observers) for position in positions]
-        (chosen,) = self.method.select(torch.tensor([[importance]]), budget)[0].tolist()
+        observation = Observation(torch.tensor([[importance]]), window=observers)
+        (chosen,) = self.method.select(observation, budget)[0].tolist()
         return [positions[index] for index in chosen]
 
     def _compress(self, observers: int) -> None:

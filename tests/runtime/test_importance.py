@@ -61,7 +61,7 @@ def observed_importance(subject: Subject, prompt: Tensor) -> list[Tensor]:
         window = subject.window
         found.append(window_importance(query[:, :, -window:], key, scaling=scaling))
 
-    def begin(cache: Cache | None, attention_mask: Tensor | None, shape: torch.Size) -> Observer:
+    def begin(cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
         return observe
 
     with observe_attention(subject.model, begin):

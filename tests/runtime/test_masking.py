@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from clusterprof import compress
-from clusterprof.methods import Method
+from clusterprof.methods import Method, Observation
 from clusterprof.profile import Compression
 from clusterprof.runtime.cache import GROWTH
 from tests.runtime.models import SLIDING_WINDOW, expected_lengths, full_attention
@@ -41,7 +41,8 @@ class Handpicked(Method):
     lengths: tuple[int, ...]
     positions: Kept
 
-    def select(self, importance: Tensor, budget: int) -> Tensor:
+    def select(self, observation: Observation, budget: int) -> Tensor:
+        importance = observation.importance
         # Rows of different length come one by one, each of its own length.
         rows = [row for row, length in enumerate(self.lengths) if length - WINDOW == importance.shape[2]]
         kept = torch.tensor([self.positions[row] for row in rows])

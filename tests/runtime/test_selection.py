@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import Compression
+from clusterprof.methods import ClusterAttn, Observation, SnapKV, StreamingLLM, TopK
 from clusterprof.runtime.selection import kept_positions
 from tests.methods.strategies import importances, methods
 
@@ -21,8 +20,8 @@ def test_window_is_kept_and_the_size_exact(
 ) -> None:
     prefix_length = importance.shape[-1]
     budget = data.draw(st.integers(1, prefix_length))
-    compression = Compression(size=budget + window, window=window, method=method)
-    kept = kept_positions(compression, importance, window)
+    observation = Observation(importance, window=window)
+    kept = kept_positions(method, observation, budget + window)
     assert kept.shape == (ROWS, HEADS, budget + window)
-    assert torch.equal(kept[..., :budget], method.select(importance, budget))
+    assert torch.equal(kept[..., :budget], method.select(observation, budget))
     assert bool((kept[..., budget:] == torch.arange(prefix_length, prefix_length + window)).all())
