@@ -18,7 +18,7 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.capture import capture_prompt, end_tokens
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import mean_scores
-from clusterprof.profiling.search import theta_range
+from clusterprof.profiling.spaces import theta_range
 from clusterprof.profiling.store import CaptureStore, fingerprint
 
 THETAS = (1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 COMMAND_LINE_ONLY = {"typer", "optuna", "datasets", "pyarrow", "matplotlib", "rich"}
-HEAVY = {"torch", "transformers", "tokenizers", "numpy"}
+HEAVY = {"torch", "transformers", "tokenizers", "numpy", "sklearn"}
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clusterprof.benchmarking.forwards import Prefilled, decode, prefill
 from clusterprof.benchmarking.memory import peak_bytes
@@ -66,6 +66,8 @@ def measure(
     subjects: Sequence[Subject],
     settings: BenchSettings,
     listener: BenchListener,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Measurements:
     """Measure all subjects at all prompt lengths and batch sizes.
 
@@ -77,6 +79,8 @@ def measure(
     prompts : Tensor
         int64 ``(settings.rows, longest prompt)`` on the model's device, no padding. What the tokens say does not
         matter to speed or memory.
+    tokenizer : PreTrainedTokenizerBase, optional
+        For methods that need to know where words begin.
 
     Raises
     ------
@@ -89,9 +93,8 @@ def measure(
         decode(model, prefill(model, prompts[:1, :_WARM_UP_TOKENS]), 1)
         for tokens in settings.tokens:
             for rows, batch_sizes in settings.groups:
-                bench = _Bench(
-                    model, prompts[:rows, :tokens], batch_sizes, settings.new_tokens, listener, found
-                )
+                prompt = prompts[:rows, :tokens]
+                bench = _Bench(model, tokenizer, prompt, batch_sizes, settings.new_tokens, listener, found)
                 for subject in subjects:
                     bench.prefill_memory(subject)
                 for _ in range(settings.repeats):
@@ -113,6 +116,7 @@ class _Bench:
     """The measurements on one prompt, ``(rows, length)``."""
 
     model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
     prompt: Tensor
     batch_sizes: tuple[int, ...]
     new_tokens: int
@@ -125,7 +129,7 @@ class _Bench:
             return
         samples = self._prefill_samples(subject)
         self._tell(subject, "prefill's memory")
-        with _running(self.model, subject), _sparing(samples):
+        with self._running(subject), _sparing(samples):
             peak, prefilled = peak_bytes(lambda: prefill(self.model, self.prompt), self.model.device)
             samples.peak_bytes, samples.kv_bytes_end = peak, cache_bytes(prefilled.cache)
 
@@ -133,7 +137,7 @@ class _Bench:
         """Every subject once: its prefill, then decoding at each batch size."""
         prefilled: Prefilled | None = None
         for subject in subjects:
-            with _running(self.model, subject):
+            with self._running(subject):
                 # The preallocated full cache comes right after the full one, and takes over what that has read.
                 if not subject.preallocated:
                     # Not two caches at a time.
@@ -170,16 +174,17 @@ class _Bench:
             samples.seconds.append(seconds)
             samples.kv_bytes_end = cache_bytes(started.cache)
 
+    def _running(self, subject: Subject) -> AbstractContextManager[None]:
+        if subject.compression is None:
+            return nullcontext()
+        return compress(self.model, subject.compression, tokenizer=self.tokenizer)
+
     def _prefill_samples(self, subject: Subject) -> Samples:
         rows, tokens = self.prompt.shape
         return self.found.prefills[tokens, rows, subject.name]
 
     def _tell(self, subject: Subject, what: str) -> None:
         self.listener.measuring(f"{self.prompt.shape[1]:,} tokens, {subject.label}: {what}")
-
-
-def _running(model: PreTrainedModel, subject: Subject) -> AbstractContextManager[None]:
-    return nullcontext() if subject.compression is None else compress(model, subject.compression)
 
 
 @contextmanager

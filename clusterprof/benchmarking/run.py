@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clusterprof.benchmarking.capacity import Capacity, capacities, within_context
 from clusterprof.benchmarking.measure import measure
@@ -59,6 +59,7 @@ def run_bench(
     settings: BenchSettings,
     listener: BenchListener,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     memory: int | None = None,
 ) -> BenchReport:
     """Measure, and work out ratios and capacities.
@@ -67,6 +68,8 @@ def run_bench(
     ----------
     prompts : Tensor
         As `clusterprof.benchmarking.measure.measure` takes them.
+    tokenizer : PreTrainedTokenizerBase, optional
+        For methods that need to know where words begin.
     memory : int, optional
         Bytes to estimate capacities for; by default the GPU's, and on a CPU nothing is estimated.
 
@@ -77,7 +80,7 @@ def run_bench(
     """
     if memory is None and model.device.type == "cuda":
         memory = torch.cuda.get_device_properties(model.device).total_memory
-    found = measure(model, prompts, subjects, settings, listener)
+    found = measure(model, prompts, subjects, settings, listener, tokenizer=tokenizer)
     prefills = prefill_results(found, subjects, settings)
     decodes = decode_results(found, subjects, settings)
     environment = environment_record(model).model_dump(mode="json")

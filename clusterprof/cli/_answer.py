@@ -93,7 +93,7 @@ def answer(
     if compression is None:
         output = generate()
     else:
-        with compress(model, compression, query_length=query_length):
+        with compress(model, compression, query_length=query_length, tokenizer=tokenizer):
             output = generate()
     steps = len(watch.ticks) - 1
     return Answer(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -9,33 +10,38 @@ import typer
 from clusterprof.errors import ClusterprofError, DataError, ProfileError
 
 
-def check_writable(path: Path) -> None:
-    """Make sure that a profile can be saved at ``path`` once it is there, creating nothing.
+def check_writable(path: Path, what: str = "profile") -> None:
+    """Make sure that a file can be written at ``path`` once there is something to write, creating nothing.
+
+    Parameters
+    ----------
+    what : str
+        What it is, for messages.
 
     Raises
     ------
-    ProfileError
+    ClusterprofError
         If the path is a folder or a device, or its folder cannot be made or written.
     """
+    problem = _why_unwritable(path)
+    if problem is not None:
+        error = ProfileError if what == "profile" else ClusterprofError
+        raise error(f"cannot write the {what} {path}: {problem} with --output")
+
+
+def _why_unwritable(path: Path) -> str | None:
     if path.is_dir():
-        raise ProfileError(
-            f"cannot write the profile {path}: it is a folder; name a file in it with --output"
-        )
+        return "it is a folder; name a file in it"
     if path.exists() and not path.is_file():
-        raise ProfileError(
-            f"cannot write the profile {path}: it is not a regular file; name one with --output"
-        )
+        return "it is not a regular file; name one"
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise ProfileError(
-            f"cannot write the profile {path}: {folder} is not a folder; name another with --output"
-        )
+        return f"{folder} is not a folder; name another"
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ProfileError(
-            f"cannot write the profile {path}: no permission to write in {folder}; name another with --output"
-        )
+        return f"no permission to write in {folder}; name another"
+    return None
 
 
 def check_storage(url: str) -> None:
@@ -90,19 +96,34 @@ def read_prompt(text: str | None, file: Path | None, dash: str | None) -> str:
 
 
 def _read(file: Path | None) -> str:
-    stdin = file is None or str(file) == "-"
-    name = "standard input" if stdin else str(file)
+    if file is None or str(file) == "-":
+        return _decoded(sys.stdin.buffer.read, "standard input", "prompt")
+    return read_text(file, "prompt")
+
+
+def read_text(file: Path, what: str) -> str:
+    """Return the text of a UTF-8 file; ``what`` it is, for messages.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or is not UTF-8 text.
+    """
+    return _decoded(file.read_bytes, str(file), what)
+
+
+def _decoded(read: Callable[[], bytes], name: str, what: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if stdin or file is None else file.read_bytes()
+        data = read()
     except OSError as error:
         raise DataError(
-            f"The prompt cannot be read from {name}: {error.strerror}; check the path."
+            f"The {what} cannot be read from {name}: {error.strerror}; check the path."
         ) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"The prompt in {name} is not UTF-8 text (byte {error.start}); save it as UTF-8."
+            f"The {what} in {name} is not UTF-8 text (byte {error.start}); save it as UTF-8."
         ) from error
 
 

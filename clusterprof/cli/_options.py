@@ -10,7 +10,7 @@ import typer
 _MODEL, _DATA, _SEARCH = "Model", "Data", "Search"
 
 # Above what any machine or dataset has; larger numbers would only fail later, and less clearly.
-_MOST = 10_000_000
+MOST = 10_000_000
 # Those of clusterprof.data.builtin.generator, whose import would slow down every start.
 MIN_TOKENS, MAX_TOKENS = 256, 131_072
 _LONGEST_NAME = 300
@@ -51,8 +51,8 @@ def _window(value: str | int) -> int | str:
     text = str(value)
     if text == "query":
         return text
-    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST:
-        raise typer.BadParameter(f"it is neither a number in the range 1<=x<={_MOST} nor the word query.")
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST:
+        raise typer.BadParameter(f"it is neither a number in the range 1<=x<={MOST} nor the word query.")
     return int(text)
 
 
@@ -151,12 +151,20 @@ Fraction = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(min=1, max=_MOST, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA),
+    typer.Option(min=1, max=MOST, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA),
 ]
 
 # What to look for, and how long.
+Method = Annotated[
+    Literal["clusterattn", "snapkv", "topk", "streaming_llm", "h2o", "kmeans", "dbscan", "ngram"],
+    typer.Option(
+        help="Compression method to tune. kmeans and dbscan need the extra `baselines` and take seconds per "
+        "prompt and trial; h2o takes longer to capture.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 Size = Annotated[
-    int, typer.Option(min=2, max=_MOST, help="Prompt tokens to keep per KV head, the window included.")
+    int, typer.Option(min=2, max=MOST, help="Prompt tokens to keep per KV head, the window included.")
 ]
 Window = Annotated[
     Any,  # an int or "query", and typer knows no such type
@@ -168,13 +176,13 @@ Window = Annotated[
     ),
 ]
 DecodeTokens = Annotated[
-    int, typer.Option(min=1, max=_MOST, help="Longest answer per prompt.", rich_help_panel=_SEARCH)
+    int, typer.Option(min=1, max=MOST, help="Longest answer per prompt.", rich_help_panel=_SEARCH)
 ]
 Question = Annotated[
     str | None,
     typer.Option(callback=_not_blank, help="The question about the prompt, put after it."),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, max=_MOST, help="Longest answer.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, max=MOST, help="Longest answer.")]
 Objective = Annotated[
     Literal["cosine", "cosine_padded", "kl", "agreement", "loss"],
     typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
@@ -183,8 +191,8 @@ Trials = Annotated[
     int,
     typer.Option(
         min=1,
-        max=_MOST,
-        help="Finished trials, those of earlier runs included.",
+        max=MOST,
+        help="Finished trials, those of earlier runs included; fewer where a method has no more values to try.",
         rich_help_panel=_SEARCH,
     ),
 ]
@@ -223,6 +231,9 @@ Storage = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="Where the profile goes.", show_default="profiles/MODEL/DATASET-SIZE.json"
+        "--output",
+        "-o",
+        help="Where the profile goes.",
+        show_default="profiles/MODEL/DATASET-SIZE[-METHOD].json",
     ),
 ]

@@ -9,10 +9,13 @@ import clusterprof
 from clusterprof.cli._shell import Root, Session, run
 from clusterprof.cli.apply import apply
 from clusterprof.cli.bench import bench
+from clusterprof.cli.compare import compare
 from clusterprof.cli.datasets import datasets
 from clusterprof.cli.doctor import doctor
+from clusterprof.cli.evaluation import evaluation
 from clusterprof.cli.models import models
 from clusterprof.cli.profiles import profiles
+from clusterprof.cli.report import report
 from clusterprof.cli.tune import tune
 
 app = typer.Typer(
@@ -27,6 +30,9 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(apply)
 app.command()(bench)
+app.add_typer(evaluation, name="eval")
+app.command()(compare)
+app.command()(report)
 app.add_typer(profiles, name="profiles")
 app.add_typer(datasets, name="datasets")
 app.add_typer(models, name="models")

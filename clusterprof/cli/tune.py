@@ -1,4 +1,4 @@
-"""`clusterprof tune`: find the hyperparameters of one model, workload and size, and write the profile."""
+"""`clusterprof tune`: find a method's values for one model, workload and size, and write the profile."""
 
 import shlex
 from collections.abc import Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def tune(
     dataset: opt.DatasetName,
     size: opt.Size,
+    method: opt.Method = "clusterattn",
     model: opt.Model = None,
     revision: opt.Revision = None,
     dtype: opt.Dtype = "auto",
@@ -50,7 +51,7 @@ def tune(
     output: opt.Output = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Find num_block and theta for a model, a dataset and a size, and write a profile."""
+    """Find a compression method's values for a model, a dataset and a size, and write a profile."""
     from clusterprof.report.console import message_console, say
     from clusterprof.text import one_line
 
@@ -72,6 +73,7 @@ def tune(
 
     settings = TuneSettings(
         size=size,
+        method=method,
         window=window,
         decode_tokens=decode_tokens,
         trials=trials,
@@ -85,7 +87,7 @@ def tune(
         tokens=tokens,
     )
     choice = ModelChoice(model or default_model(), revision, dtype, device, attn, trust_remote_code)
-    path = output or profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size)
+    path = output or profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size, method)
     check_writable(path)
     if storage is not None:
         check_storage(storage)
@@ -177,6 +179,7 @@ def _run(
         console,
         one_line(f"data     {dataset.name} from {dataset.source}: {len(dataset.rows)} rows{repeated}"),
     )
+    say(console, f"method   {settings.method}")
     say(
         console,
         f"sizes    {settings.size} tokens kept per head, the prompt's {window_text(settings.window)} included "
@@ -192,29 +195,31 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     from clusterprof.report.methods import methods_table, verdict
 
     console.print(methods_table(result.methods, size=settings.size))
-    for sentence in verdict(result.methods, objective=settings.objective, samples=result.samples["used"]):
+    sentences = verdict(
+        result.methods,
+        searched=result.profile.search.space,
+        objective=settings.objective,
+        samples=result.samples["used"],
+    )
+    for sentence in sentences:
         say(console, sentence)
     if result.interrupted:
-        trials = result.timings["trials"]
         say(
             console,
-            f"Interrupted: the result rests on {trials} of {settings.trials} trials; "
+            f"Interrupted: the result rests on {result.timings['trials']} finished trials; "
             "run the same command again to go on from there.",
             style="yellow",
         )
 
 
 def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
-    from clusterprof.methods import ClusterAttn
-
-    tuned = result.methods[0]
-    assert isinstance(tuned.method, ClusterAttn)
+    tuning = result.profile.results.tuning
     return {
         "profile": str(path),
         "best": {
-            "num_block": tuned.method.num_block,
-            "theta": tuned.method.theta,
-            "cosine": tuned.scores.cosine,
+            "method": result.profile.compression.method.model_dump(),
+            "objective": tuning.objective,
+            "value": tuning.value,
         },
         "methods": [
             {

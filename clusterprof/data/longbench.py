@@ -7,7 +7,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,8 +69,7 @@ def _open_task(place: Path, task_name: str) -> Iterator[tuple[IO[bytes], str]]:
         with _open_member(archive, task_name) as opened:
             yield opened
     else:
-        present = [path.stem for folder in (place, place / "data") for path in folder.glob("*.jsonl")]
-        raise DataError(_missing(task_name, place, present))
+        raise DataError(_missing(task_name, place, _files_in(place)))
 
 
 @contextmanager
@@ -82,9 +81,7 @@ def _open_member(archive: Path, task_name: str) -> Iterator[tuple[IO[bytes], str
             names = (f"data/{task_name}.jsonl", f"{task_name}.jsonl")
             info = next((members[name] for name in names if name in members), None)
             if info is None:
-                raise DataError(
-                    _missing(task_name, archive, [Path(m).stem for m in members if m.endswith(".jsonl")])
-                )
+                raise DataError(_missing(task_name, archive, _members(opened)))
             label = f"{archive}/{info.filename}"
             if info.file_size > MAX_MEMBER_BYTES:
                 raise DataError(
@@ -96,6 +93,24 @@ def _open_member(archive: Path, task_name: str) -> Iterator[tuple[IO[bytes], str
         raise DataError(f"{archive} is not a whole zip file ({error}); fetch it again.") from error
     except (NotImplementedError, RuntimeError) as error:
         raise DataError(f"{archive} is packed in a way that cannot be read: {error}.") from error
+
+
+def longbench_tasks_in(place: Path) -> list[str]:
+    """The tasks whose rows lie in a folder or zip file, in LongBench's order."""
+    archive = place / "data.zip" if place.is_dir() else place
+    present = _files_in(place) if place.is_dir() else []
+    if archive.is_file():
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(archive) as opened:
+            present += _members(opened)
+    return [name for name in LONGBENCH_TASKS if name in present]
+
+
+def _files_in(place: Path) -> list[str]:
+    return [path.stem for folder in (place, place / "data") for path in folder.glob("*.jsonl")]
+
+
+def _members(archive: zipfile.ZipFile) -> list[str]:
+    return [Path(name).stem for name in archive.namelist() if name.endswith(".jsonl")]
 
 
 def _missing(task_name: str, place: Path, present: list[str]) -> str:
@@ -113,6 +128,7 @@ def _row(record: Mapping[str, Any], where: str, task: LongBenchTask, template: s
     content, question, question_start = _fill(template, context, asked)
     if not task.has_question:
         question, question_start = "", None
+    classes = record.get("all_classes")
     return Row(
         id=id_field({key: record[key] for key in ("_id",) if record.get(key) is not None}, where),
         messages=(Message("user", content),),
@@ -120,6 +136,7 @@ def _row(record: Mapping[str, Any], where: str, task: LongBenchTask, template: s
         question=question,
         question_start=question_start,
         answers=answer_list(record["answers"], f"{where}: field 'answers'"),
+        all_classes=() if classes is None else answer_list(classes, f"{where}: field 'all_classes'"),
         max_new_tokens=task.max_new_tokens,
         use_chat_template=task.use_chat_template,
     )

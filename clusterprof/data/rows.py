@@ -40,6 +40,8 @@ class Row:
         Where the question begins in the last message, in characters; None if there is no known question.
     answers : tuple of str
         Accepted answers; empty if none is known.
+    all_classes : tuple of str
+        What the answer is chosen from in a classification task; else empty.
     max_new_tokens : int or None
         How many tokens the task's protocol generates; None if it does not say.
     use_chat_template : bool
@@ -54,6 +56,7 @@ class Row:
     question: str = ""
     question_start: int | None = None
     answers: tuple[str, ...] = ()
+    all_classes: tuple[str, ...] = ()
     max_new_tokens: int | None = None
     use_chat_template: bool = True
     answer_prefix: str = ""
@@ -165,5 +168,9 @@ def _prompt_hash(row: Row) -> str:
 def _content_hash(rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(dataclasses.asdict(row), sort_keys=True).encode() + b"\n")
+        fields = dataclasses.asdict(row)
+        if not row.all_classes:
+            # Such rows keep the hash that profiles recorded before there were classes.
+            del fields["all_classes"]
+        digest.update(json.dumps(fields, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()

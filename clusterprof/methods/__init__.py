@@ -1,15 +1,32 @@
-"""Compression methods: importance of the prefix tokens in, kept positions out."""
+"""Compression methods: what was observed of the prefix in, kept positions out."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from clusterprof.methods.base import Method, Observation
+from clusterprof.methods.base import Method, Need, Observation
 from clusterprof.methods.clusterattn import ClusterAttn
+from clusterprof.methods.dbscan import DBSCANClusters
+from clusterprof.methods.full import Full
+from clusterprof.methods.h2o import H2O
+from clusterprof.methods.kmeans import KMeansClusters
+from clusterprof.methods.ngram import NGram
+from clusterprof.methods.registry import METHODS, MethodConfig, default_method, method_names
 from clusterprof.methods.snapkv import SnapKV
 from clusterprof.methods.streaming_llm import StreamingLLM
 from clusterprof.methods.topk import TopK
 
-MethodConfig = Annotated[ClusterAttn | SnapKV | StreamingLLM | TopK, Field(discriminator="name")]
-
-__all__ = ["ClusterAttn", "Method", "MethodConfig", "Observation", "SnapKV", "StreamingLLM", "TopK"]
+__all__ = [
+    "H2O",
+    "METHODS",
+    "ClusterAttn",
+    "DBSCANClusters",
+    "Full",
+    "KMeansClusters",
+    "Method",
+    "MethodConfig",
+    "NGram",
+    "Need",
+    "Observation",
+    "SnapKV",
+    "StreamingLLM",
+    "TopK",
+    "default_method",
+    "method_names",
+]

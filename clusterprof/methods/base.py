@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch import Tensor
 
 # What a method may need to know beyond the observation window's attention.
@@ -48,6 +50,11 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     needs: ClassVar[frozenset[Need]] = frozenset()
+
+    @classmethod
+    def paper_default(cls, size: int) -> Self:
+        """The method with its paper's values, for most methods the same at every compression size."""
+        return cls()
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """Choose which prefix tokens survive.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
@@ -12,6 +13,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clusterprof.methods.base import Observation
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What ClusterAttn finds in a prefix, before the budget is spent.
+
+    Attributes
+    ----------
+    centres : Tensor
+        Where each block has its highest importance, int64 ``(batch, kv_heads, blocks)``.
+    survives : Tensor
+        Whether a centre has enough of it to be no noise, bool, shaped as ``centres``.
+    covered : Tensor
+        Positions inside the neighbourhood of a surviving centre, bool ``(batch, kv_heads, prefix_length)``.
+    """
+
+    centres: Tensor
+    survives: Tensor
+    covered: Tensor
 
 
 class ClusterAttn(Method):
@@ -50,13 +70,22 @@ class ClusterAttn(Method):
         from clusterprof.methods.ranking import keep_highest, local_mean
 
         importance = observation.importance
-        covered, clustered = self._clusters(importance, budget)
+        clusters = self.clusters(importance, budget)
+        covered, clustered = clusters.covered, clusters.survives.any(dim=-1, keepdim=True)
         # Without a single centre there are no gaps between clusters: plain top-k.
         score = importance.where(covered | ~clustered, local_mean(importance, self.gap_pool))
         return keep_highest(score, budget, first=covered)
 
-    def _clusters(self, importance: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-        """Positions inside a cluster ``(batch, heads, length)``; heads with any cluster ``(batch, heads, 1)``."""
+    def clusters(self, importance: Tensor, budget: int) -> Clusters:
+        """Find the centres and their neighbourhoods (Algorithm 1, up to its top-k).
+
+        Parameters
+        ----------
+        importance : Tensor
+            Float32 ``(batch, kv_heads, prefix_length)``.
+        budget : int
+            Prefix tokens to keep per head.
+        """
         import torch
 
         length = importance.shape[-1]
@@ -66,7 +95,7 @@ class ClusterAttn(Method):
         peaks = peaks.view(*peaks.shape[:-1], -1, block)
         centre_importance, offset = peaks.max(dim=-1)
         centres = offset + torch.arange(0, peaks.shape[-2] * block, block, device=offset.device)
-        survives = (centre_importance >= self.theta).to(torch.int32)
+        survives = centre_importance >= self.theta
         survivors = survives.sum(dim=-1, keepdim=True)
 
         width = (budget // survivors.clamp(min=1)).clamp(min=1)
@@ -74,10 +103,10 @@ class ClusterAttn(Method):
         end = start + width
         # Coverage of all neighbourhoods at once: +1 where one starts, -1 where it ends, running sum.
         edges = importance.new_zeros((*importance.shape[:-1], length + 1), dtype=torch.int32)
-        edges.scatter_add_(-1, start.clamp(0, length), survives)
-        edges.scatter_add_(-1, end.clamp(0, length), -survives)
-        covered = edges.cumsum(dim=-1)[..., :length] > 0
-        return covered, survivors > 0
+        step = survives.to(torch.int32)
+        edges.scatter_add_(-1, start.clamp(0, length), step)
+        edges.scatter_add_(-1, end.clamp(0, length), -step)
+        return Clusters(centres, survives, covered=edges.cumsum(dim=-1)[..., :length] > 0)
 
 
 def _paper_theta(size: int) -> float:

@@ -41,3 +41,11 @@ def local_mean(score: Tensor, width: int) -> Tensor:
     Shapes as in :func:`keep_highest`.
     """
     return torch.nn.functional.avg_pool1d(score, width, stride=1, padding=width // 2, count_include_pad=False)
+
+
+def local_max(score: Tensor, width: int) -> Tensor:
+    """Highest ``score`` of the ``width`` (odd) tokens around each position, those that exist at the edges.
+
+    Shapes as in :func:`keep_highest`.
+    """
+    return torch.nn.functional.max_pool1d(score, width, stride=1, padding=width // 2)

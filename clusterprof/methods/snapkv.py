@@ -17,14 +17,20 @@ if TYPE_CHECKING:
 class SnapKV(Method):
     """Keep the tokens whose neighbourhood the window looks at most.
 
+    The defaults are those of the authors' code (FasterDecoding/SnapKV, ``snapkv_utils.py``) and of kvpress; the
+    example of the authors' LongBench script takes the maximum of 7.
+
     Attributes
     ----------
     kernel_size : int
-        Odd; tokens averaged around each position. 5 is kvpress's default.
+        Odd; tokens pooled around each position.
+    pooling : str
+        "avg" or "max" of them.
     """
 
     name: Literal["snapkv"] = "snapkv"
     kernel_size: int = Field(default=5, ge=1, le=1023)
+    pooling: Literal["avg", "max"] = "avg"
 
     @field_validator("kernel_size")
     @classmethod
@@ -35,6 +41,7 @@ class SnapKV(Method):
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, local_mean
+        from clusterprof.methods.ranking import keep_highest, local_max, local_mean
 
-        return keep_highest(local_mean(observation.importance, self.kernel_size), budget)
+        pool = local_mean if self.pooling == "avg" else local_max
+        return keep_highest(pool(observation.importance, self.kernel_size), budget)

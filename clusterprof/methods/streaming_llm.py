@@ -21,10 +21,13 @@ class StreamingLLM(Method):
     ----------
     initial_tokens : int
         How many tokens at the start of the prompt are kept; 4 in the paper.
+    evict_while_decoding : bool
+        Hold the cache at its size at every decode step, as the paper does, instead of compressing the prompt only.
     """
 
     name: Literal["streaming_llm"] = "streaming_llm"
     initial_tokens: int = Field(default=4, ge=0, le=1_000_000)
+    evict_while_decoding: bool = False
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""

@@ -1,7 +1,8 @@
 """The profile: what a tune found, for which model and data, in one checked file."""
 
+from clusterprof.methods import Full
 from clusterprof.profile.document import Profile
-from clusterprof.profile.fields import Window
+from clusterprof.profile.fields import Range, Window
 from clusterprof.profile.files import MAX_BYTES, first_problem
 from clusterprof.profile.location import profile_path
 from clusterprof.profile.sections import (
@@ -10,7 +11,6 @@ from clusterprof.profile.sections import (
     DatasetRecord,
     DroppedSample,
     Environment,
-    Full,
     Metrics,
     ModelIdentity,
     Results,
@@ -29,6 +29,7 @@ __all__ = [
     "Metrics",
     "ModelIdentity",
     "Profile",
+    "Range",
     "Results",
     "Score",
     "Search",

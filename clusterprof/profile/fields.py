@@ -8,9 +8,11 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BeforeValidator,
+    Discriminator,
     Field,
     JsonValue,
     StringConstraints,
+    Tag,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -35,6 +37,7 @@ _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=_PRINTABLE)]
 Label = Annotated[Line, StringConstraints(min_length=1)]
 SampleId = Annotated[Line, StringConstraints(min_length=1, max_length=200)]
+Name = SampleId
 Reason = Label
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -70,6 +73,11 @@ def _ordered(value: Ends) -> Ends:
     return value
 
 
+def _kind_of_range(value: object) -> str:
+    kinds = {type(end) for end in value} if isinstance(value, list | tuple) else set()
+    return "names" if str in kinds else "integers" if kinds == {int} else "numbers"
+
+
 def _utc(moment: datetime) -> datetime:
     if moment.utcoffset():
         raise ValueError("the time must be in UTC")
@@ -91,7 +99,13 @@ SchemaVersion = Annotated[Literal[1], BeforeValidator(_first_version)]
 Window = Annotated[PositiveCount | Literal["query"], WrapValidator(_one_problem)]
 FiniteJson = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Interval = Annotated[tuple[Value, Value], AfterValidator(_ordered)]
-ThetaRange = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
-BlockRange = Annotated[tuple[PositiveCount, PositiveCount], AfterValidator(_ordered)]
+ParameterName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+# Where a parameter was searched: from one number to another, or among names.
+Range = Annotated[
+    Annotated[tuple[Count, Count], AfterValidator(_ordered), Tag("integers")]
+    | Annotated[Interval, Tag("numbers")]
+    | Annotated[tuple[Name, ...], Field(min_length=1, max_length=64), Tag("names")],
+    Discriminator(_kind_of_range),
+]
 StorageUrl = Annotated[Label, AfterValidator(without_credentials)]
 UtcTime = Annotated[AwareDatetime, AfterValidator(_utc)]

@@ -91,7 +91,7 @@ def write(document: BaseModel, path: Path) -> None:
             "tune on fewer samples."
         )
     try:
-        _replace(path, data)
+        replace_file(path, data)
     except (OSError, ValueError) as error:
         raise ProfileError(
             f"The profile {shown} cannot be written ({_reason(error)}); name another file."
@@ -132,7 +132,8 @@ def _refuse_repeated(pairs: Sequence[tuple[str, object]]) -> None:
         seen.add(name)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; its folder is made if need be."""
     # A link keeps pointing where it points.
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,17 +7,23 @@ from pathlib import Path
 _LONGEST = 80
 
 
-def profile_path(model_id: str, dataset: str, size: int) -> Path:
+def profile_path(model_id: str, dataset: str, size: int, method: str = "clusterattn") -> Path:
     """Default file of a profile, ``profiles/<model>/<dataset>-<size>.json``.
 
+    Of another method than ClusterAttn it is ``<dataset>-<size>-<method>.json``.
     ``organisation/model`` becomes ``organisation--model``; of a folder only the last part is used. Names are
     cut down to portable characters, and to one path component, whatever they hold; a name that loses
     something by it gets a hash, so that two names never share a file.
     """
+    suffix = "" if method == "clusterattn" else f"-{method}"
+    return Path("profiles") / model_name(model_id) / f"{_component(dataset)}-{size}{suffix}.json"
+
+
+def model_name(model_id: str) -> str:
+    """A model's id as one path component; see :func:`profile_path`."""
     is_folder = re.match(r"[/\\.~]|[A-Za-z]:", model_id) is not None
     parts = [part for part in re.split(r"[/\\]+", model_id) if part]
-    name = parts[-1] if parts and (is_folder or len(parts) > 2) else "--".join(parts)
-    return Path("profiles") / _component(name) / f"{_component(dataset)}-{size}.json"
+    return _component(parts[-1] if parts and (is_folder or len(parts) > 2) else "--".join(parts))
 
 
 def _component(name: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from clusterprof.methods import MethodConfig
+from clusterprof.methods import Full, MethodConfig
 from clusterprof.profile.fields import (
-    BlockRange,
     Cosine,
     Count,
     Divergence,
@@ -16,14 +15,15 @@ from clusterprof.profile.fields import (
     Interval,
     Label,
     Line,
+    ParameterName,
     PositiveCount,
+    Range,
     Reason,
     SampleId,
     Seconds,
     Sha256,
     Share,
     StorageUrl,
-    ThetaRange,
     UtcTime,
     Value,
     Window,
@@ -179,12 +179,6 @@ class Metrics(Section):
     loss: Divergence
 
 
-class Full(Section):
-    """The full cache, as the baseline that no method can beat."""
-
-    name: Literal["full"] = "full"
-
-
 class Baseline(Section):
     """One method at the profile's size and window, and how it did."""
 
@@ -216,8 +210,8 @@ class Search(Section):
         URL of the study, if it was not the default file; user, password and query are cut off.
     duration_s : float
         Seconds of the run that wrote the profile, capture included; a resumed one is shorter than the whole.
-    theta_range, num_block_range : tuple, optional
-        Lowest and highest value tried; None for a method without the parameter.
+    space : dict of str to tuple
+        Lowest and highest value, or the choices, of each parameter that was searched.
     decode_tokens : int
         Tokens generated per sample, at most.
     """
@@ -229,8 +223,7 @@ class Search(Section):
     storage: StorageUrl | None = None
     duration_s: Seconds
     objective: Label
-    theta_range: ThetaRange | None = None
-    num_block_range: BlockRange | None = None
+    space: Annotated[dict[ParameterName, Range], Field(max_length=16)]
     decode_tokens: PositiveCount
     dropped_samples: Annotated[tuple[DroppedSample, ...], Field(max_length=4096)]
 

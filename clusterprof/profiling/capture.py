@@ -12,6 +12,7 @@ from clusterprof.errors import CompressionError
 from clusterprof.methods import Observation
 from clusterprof.profiling.attention import decode_scores
 from clusterprof.profiling.prefill import Prefill, next_token_log_probs, prefill_prompt
+from clusterprof.profiling.prompt_cache import PromptCache
 from clusterprof.runtime.attention import Observer, observe_attention
 from clusterprof.runtime.cache import stored
 
@@ -92,6 +93,12 @@ class Capture:
             if self.word_starts is None
             else self.word_starts[:prefix].expand(len(layers), -1),
         )
+
+    @property
+    def prompt_cache(self) -> PromptCache:
+        """What the prefill left in the cache."""
+        full = {i: (layer.keys, layer.values) for i, layer in self.layers.items()}
+        return PromptCache(full, self.sliding, self.prompt_length)
 
     @property
     def full_loss(self) -> float:

@@ -10,11 +10,13 @@ import torch
 
 from clusterprof.data import Dataset, Prompt, Row, build_prompt
 from clusterprof.errors import ClusterprofError, DataError, spares_the_run
+from clusterprof.methods import Need
 from clusterprof.models import describe_model
 from clusterprof.profile import DroppedSample
 from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.store import CaptureStore
+from clusterprof.runtime.words import starts_of_words
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -99,8 +101,15 @@ def capture_all(
     settings: TuneSettings,
     store: CaptureStore,
     listener: TuneListener,
+    *,
+    needs: frozenset[Need] = frozenset(),
 ) -> Captured:
     """Capture every prompt, or find its capture in the store; one that fails is dropped and named.
+
+    Parameters
+    ----------
+    needs : frozenset of str
+        What the methods that will choose from the captures need; words are always there.
 
     Raises
     ------
@@ -108,28 +117,27 @@ def capture_all(
         If none is left.
     """
     result = Captured()
-    ends = end_tokens(model, tokenizer)
+    accumulate = "accumulated" in needs
     for prompt in prompts:
         started, seconds = time.monotonic(), 0.0
         window = _window(prompt, settings)
         error = _overlong(window, settings.size)
-        capture = None if error else store.load(prompt.input_ids, window)
+        capture = None if error else store.load(prompt.input_ids, window, accumulated=accumulate)
         if not error and capture is None:
             try:
-                fresh = capture_prompt(
+                capture = capture_and_save(
                     model,
-                    torch.tensor([prompt.input_ids], device=model.device),
+                    tokenizer,
+                    prompt,
+                    store,
                     window=window,
                     decode_tokens=settings.decode_tokens,
-                    end_tokens=ends,
+                    accumulate=accumulate,
                 )
             except Exception as failure:
                 if not spares_the_run(failure):
                     raise
                 error = one_line(" ".join(str(failure).split())) or type(failure).__name__
-            else:
-                # From here on the file is the only copy, and the page cache the only memory it takes.
-                capture = store.save(prompt.input_ids, fresh)
             seconds = time.monotonic() - started
         if capture is None:
             result.dropped.append(DroppedSample(id=prompt.id, reason=str(error)[:1000]))
@@ -142,6 +150,38 @@ def capture_all(
             f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
         )
     return result
+
+
+def capture_and_save(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Prompt,
+    store: CaptureStore,
+    *,
+    window: int,
+    decode_tokens: int,
+    accumulate: bool,
+) -> Capture:
+    """Capture a prompt; the file is then the only copy, and the page cache the only memory it takes.
+
+    Raises
+    ------
+    CompressionError
+        As :func:`clusterprof.profiling.capture.capture_prompt`.
+    ClusterprofError
+        If the file cannot be written.
+    """
+    input_ids = torch.tensor([prompt.input_ids], device=model.device)
+    capture = capture_prompt(
+        model,
+        input_ids,
+        window=window,
+        decode_tokens=decode_tokens,
+        end_tokens=end_tokens(model, tokenizer),
+        accumulate=accumulate,
+        word_starts=starts_of_words(tokenizer, input_ids[0]),
+    )
+    return store.save(prompt.input_ids, capture)
 
 
 def _window(prompt: Prompt, settings: TuneSettings) -> int:

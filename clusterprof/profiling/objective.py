@@ -36,15 +36,3 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
     """Mean over samples, each with the same weight (paper section 3.4)."""
     rows = [list(asdict(sample).values()) for sample in scores]
     return Scores(*np.mean(rows, axis=0).tolist())
-
-
-def interval_95(values: Sequence[float], *, seed: int = 0) -> tuple[float, float] | None:
-    """Bootstrap 95 % interval of the mean over samples; None for fewer than three samples."""
-    from scipy.stats import bootstrap
-
-    if len(values) < 3:
-        return None
-    if np.ptp(values) == 0:
-        return values[0], values[0]
-    result = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(seed))
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)

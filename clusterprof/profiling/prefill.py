@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
 from clusterprof.methods import Observation
+from clusterprof.profiling.prompt_cache import PromptCache
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import check_finite, check_keys, has_full_attention, plain_layers, stored
 from clusterprof.runtime.importance import accumulated_attention, window_importance
@@ -45,6 +46,16 @@ class Prefill:
     prompt_length: int
     log_probs: Tensor
     scaling: float
+
+    @property
+    def prompt_cache(self) -> PromptCache:
+        """The cache by kind of layer; nothing may have been decoded from it."""
+        held = {i: tuple(tensor[0] for tensor in stored(layer)) for i, layer in enumerate(self.layers)}
+        return PromptCache(
+            full={i: held[i] for i in self.queries},  # type: ignore[misc]
+            sliding={i: pair for i, pair in held.items() if i not in self.queries},  # type: ignore[misc]
+            prompt_length=self.prompt_length,
+        )
 
     def observation(self, window: int) -> Observation:
         """What a window of so many tokens sees of the prefix; the batch is the full-attention layers."""

@@ -13,7 +13,8 @@ import clusterprof
 from clusterprof.data import Dataset, Prompt
 from clusterprof.methods import MethodConfig
 from clusterprof.profile import Baseline, DatasetRecord, Environment, Full, Metrics, Results, Score
-from clusterprof.profiling.objective import ObjectiveName, Scores, interval_95
+from clusterprof.profiling.objective import ObjectiveName, Scores
+from clusterprof.statistics import interval_95
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

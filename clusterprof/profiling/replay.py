@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.attention import decode_scores
-from clusterprof.profiling.capture import Capture, LayerCapture
-from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
-from clusterprof.runtime.cache import CompressedLayer, plain_layers, stored
+from clusterprof.profiling.capture import Capture
+from clusterprof.runtime.attention import Observer, observe_attention
 from clusterprof.runtime.transformers_names import CACHE
 
 
@@ -94,15 +92,7 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
     CompressionError
         If a result is not finite; it names the layer.
     """
-    layers = plain_layers(decoder_of(model).config)
-    for positions, (i, layer) in zip(kept, capture.layers.items(), strict=True):
-        layers[i] = _restored(layer, positions, model.device)
-    for i, (keys, values) in capture.sliding.items():
-        layers[i].update(keys[None].to(model.device), values[None].to(model.device))
-        assert isinstance(layers[i], DynamicSlidingWindowLayer)
-        layers[i].cumulative_length = capture.prompt_length
-    cache = Cache(layers=list(layers))
-
+    cache = capture.prompt_cache.compressed(model, kept[None])
     comparer = _Comparer(capture)
     with observe_attention(model, comparer.begin):
         logits = model(
@@ -125,14 +115,3 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
         agreement=(compressed.argmax(dim=-1) == full.argmax(dim=-1)).float(),
         loss=-compressed.gather(1, targets)[:, 0],
     )
-
-
-def _restored(layer: LayerCapture, kept: Tensor, device: torch.device) -> CompressedLayer:
-    """A cache layer as it is right after its prompt was compressed to ``kept``: ``(kv_heads, size)``."""
-    restored = CompressedLayer.holding(layer.keys[None], layer.values[None])
-    restored.keep(kept[None])
-    # Only now: of a long prompt that is little of what was captured.
-    keys, values = stored(restored)
-    restored.keys, restored.values = keys.to(device), values.to(device)
-    restored.device = device
-    return restored

@@ -1,73 +1,18 @@
-"""Search: Optuna chooses num_block and theta of ClusterAttn on captured samples."""
+"""Search: Optuna chooses a method's parameters on captured samples."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
 import optuna
-import torch
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
-from clusterprof.methods import ClusterAttn
-from clusterprof.profile import Compression, Window
 from clusterprof.profile.fields import without_credentials
-from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
-
-NUM_BLOCK_RANGE = (1, 32)
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """Where to look: ClusterAttn at one size and window.
-
-    Attributes
-    ----------
-    theta_range : (float, float)
-        Searched on a log scale.
-    """
-
-    size: int
-    window: Window
-    theta_range: tuple[float, float]
-
-    def compression(self, num_block: int, theta: float) -> Compression:
-        """The candidate at a point."""
-        return Compression(
-            size=self.size, window=self.window, method=ClusterAttn(num_block=num_block, theta=theta)
-        )
-
-
-def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
-    """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
-
-    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
-    the high end, the highest peak of one head in 20 is filtered too; such a head falls back to plain top-k,
-    another method, from which the cosine cannot tell clustering (see docs/how-it-works.md). Ends are
-    rounded outwards to one digit, so that they do not depend on the last bits of the captures.
-    """
-    default = ClusterAttn.paper_default(size)
-    peaks, highest = [], []
-    for capture in captures:
-        block = max(1, (size - capture.window) // default.num_block)
-        importance = capture.observation.importance
-        peaks.append(torch.nn.functional.max_pool1d(importance, block, ceil_mode=True).flatten())
-        highest.append(importance.amax(dim=-1).flatten())
-    # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
-    low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
-    high = float(np.quantile(torch.cat(highest).double().numpy(), 0.05))
-    return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(
-        min(max(high, default.theta), 1.0), math.ceil
-    )
-
-
-def _rounded(value: float, direction: Callable[[float], int]) -> float:
-    digit = 10.0 ** math.floor(math.log10(value))
-    return float(f"{direction(value / digit) * digit:.1e}")
+from clusterprof.profiling.spaces import Point, SearchSpace
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -104,8 +49,8 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
         study.set_user_attr("fingerprint", fingerprint)
     elif known != fingerprint:
         raise ClusterprofError(
-            f"The study {name!r} in {shown} was made with another model, data, window, size, decode length or "
-            "objective, so its trials cannot be continued; choose another name with --study."
+            f"The study {name!r} in {shown} was made with another model, data, window, size, method, decode "
+            "length, objective or seed, so its trials cannot be continued; choose another name with --study."
         )
     return study
 
@@ -121,7 +66,9 @@ def search(
     seed: int,
     on_trial: Callable[[FrozenTrial], None],
 ) -> None:
-    """Run trials until the study has ``trials`` finished ones; the paper's values come first.
+    """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
+
+    The paper's values come first.
 
     Parameters
     ----------
@@ -132,28 +79,28 @@ def search(
     on_trial : callable
         Called after each trial, finished or failed.
     """
-    default = ClusterAttn.paper_default(space.size)
-    _enqueue(study, {"num_block": default.num_block, "theta": default.theta})
+    _enqueue(study, space.first)
     # A resumed study must not draw the same start-up points again.
     draws = seed * 100_003 + len(study.get_trials(deepcopy=False))
-    study.sampler = optuna.samplers.TPESampler(seed=draws % 2**32)
+    sampler = _UntriedPoints(space, seed=draws % 2**32)
+    study.sampler = sampler
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failures = 0
-    while len(finished(study)) < trials and time.monotonic() < deadline:
-        trial = study.ask()
-        num_block = trial.suggest_int("num_block", *NUM_BLOCK_RANGE)
-        theta = trial.suggest_float("theta", *space.theta_range, log=True)
+    while len(finished(study)) < trials and sampler.has_more(study) and time.monotonic() < deadline:
+        trial = study.ask(dict(space.distributions))
         try:
-            scores = mean_scores(evaluator.scores(space.compression(num_block, theta)))
+            scores = mean_scores(evaluator.scores(space.compression(trial.params)))
             value = _checked(scores, objective)
         except Exception as error:
             if not spares_the_run(error):
                 raise
             trial.set_user_attr("error", str(error))
             study.tell(trial, state=TrialState.FAIL)
+            sampler.failed.append(trial.params)
             failures += 1
-            if failures >= 3:
-                raise ClusterprofError(f"Three trials in a row failed, the last one with: {error}") from error
+            if failures >= 3 or not (finished(study) or sampler.has_more(study)):
+                which = "Three trials in a row" if failures >= 3 else "All trials"
+                raise ClusterprofError(f"{which} failed, the last one with: {error}") from error
         else:
             failures = 0
             for name in DIRECTIONS:
@@ -162,7 +109,51 @@ def search(
         on_trial(study.get_trials(deepcopy=False)[trial.number])
 
 
-def _enqueue(study: optuna.Study, params: dict[str, int | float]) -> None:
+class _UntriedPoints(optuna.samplers.TPESampler):
+    """TPE that, where a space has finitely many points, tries each of them at most once.
+
+    TPE alone repeats itself there: of 50 draws from 64 points, a third to a half had been drawn before.
+
+    Attributes
+    ----------
+    failed : list of dict
+        Points that this run cannot evaluate; a later one tries them again.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        super().__init__(seed=seed)
+        self._space, self._points = space, space.points()
+        self.failed: list[Point] = []
+
+    def has_more(self, study: optuna.Study) -> bool:
+        """Whether there is a point left to try."""
+        return self._points is None or bool(self._untried(study))
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Sample all parameters of a point together, if there are finitely many."""
+        return {} if self._points is None else dict(self._space.distributions)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> Point:
+        """The point that TPE proposes, or the nearest one that was not tried."""
+        if self._points is None:
+            return {}
+        proposed = {
+            name: self.sample_independent(study, trial, name, distribution)
+            for name, distribution in search_space.items()
+        }
+        wanted = self._points.index(proposed)
+        return self._points[min(self._untried(study), key=lambda i: abs(i - wanted), default=wanted)]
+
+    def _untried(self, study: optuna.Study) -> list[int]:
+        tried = [trial.params for trial in finished(study)] + self.failed
+        return [i for i, point in enumerate(self._points or []) if point not in tried]
+
+
+def _enqueue(study: optuna.Study, point: Point) -> None:
     """Let a point be the next to try, unless it has a value or waits already.
 
     Optuna's own `skip_if_exists` also counts the trial of a process that was killed in the middle of it.
@@ -170,8 +161,8 @@ def _enqueue(study: optuna.Study, params: dict[str, int | float]) -> None:
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     known = [trial.params for trial in finished(study)]
     known += [trial.system_attrs.get("fixed_params", {}) for trial in waiting]
-    if params not in known:
-        study.enqueue_trial(params)
+    if point not in known:
+        study.enqueue_trial(point)
 
 
 def _checked(scores: Scores, objective: ObjectiveName) -> float:

@@ -21,12 +21,14 @@ class TuneSettings:
     ----------
     size : int
         Prompt tokens kept per head, the window included.
+    method : str
+        One of :func:`clusterprof.methods.method_names`.
     window : int or "query"
         Length of the observation window, in tokens, or each prompt's own question.
     decode_tokens : int
         Decoded tokens per sample, at most.
     trials : int
-        Finished trials the study shall have in the end.
+        Finished trials the study shall have in the end; fewer if the method has no more points to try.
     timeout : float, optional
         Seconds for the search.
     fraction, samples : float, int or None
@@ -36,6 +38,7 @@ class TuneSettings:
     """
 
     size: int
+    method: str = "clusterattn"
     window: Window = 32
     decode_tokens: int = 64
     trials: int = 50
@@ -58,8 +61,8 @@ class TuneListener(Protocol):
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""
 
-    def searching(self, study: str, storage: str, done: int) -> None:
-        """The search starts; ``done`` trials are there from before."""
+    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
+        """The search starts; ``done`` of ``trials`` trials are there from before."""
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """A trial ended."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Raise it when what a capture holds, or how it is computed, changes.
-_VERSION = 2
+_VERSION = 3
 _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 
@@ -116,8 +116,9 @@ def _load(path: Path) -> Capture | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             header = json.loads(file.metadata()["capture"])
         capture = _from_tensors(tensors, header)
-        numbers = [capture.observation.importance, capture.log_probs]
-        if not all(bool(torch.isfinite(number).all()) for number in numbers):
+        observation = capture.observation
+        numbers = [observation.importance, observation.accumulated, capture.log_probs]
+        if not all(number is None or bool(torch.isfinite(number).all()) for number in numbers):
             return None
         os.utime(path)
         return capture

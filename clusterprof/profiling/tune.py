@@ -8,31 +8,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
+import torch
 from filelock import FileLock
 
 from clusterprof.data import Dataset, Prompt, sample_rows
 from clusterprof.errors import ClusterprofError
-from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
+from clusterprof.methods import METHODS, MethodConfig, Observation, default_method
 from clusterprof.profile import Compression, ModelIdentity, Profile, Search
 from clusterprof.profiling.collect import build_prompts, capture_all, longer_than_size
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import Scores, mean_scores
 from clusterprof.profiling.record import MethodResult, dataset_record, environment_record, results_record
-from clusterprof.profiling.search import (
-    NUM_BLOCK_RANGE,
-    SearchSpace,
-    finished,
-    open_study,
-    search,
-    theta_range,
-)
+from clusterprof.profiling.search import finished, open_study, search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
+from clusterprof.profiling.spaces import SearchSpace, search_space
 from clusterprof.profiling.store import CaptureStore, fingerprint
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# As tables call them.
+_LABELS = {
+    "clusterattn": "ClusterAttn",
+    "snapkv": "SnapKV",
+    "topk": "top-k",
+    "streaming_llm": "StreamingLLM",
+    "h2o": "H2O",
+    "kmeans": "K-means",
+    "dbscan": "DBSCAN",
+    "ngram": "n-gram",
+}
+_BASELINES = ("clusterattn", "snapkv", "topk", "streaming_llm")
 
 
 @dataclass
@@ -61,7 +69,7 @@ def tune(
     cache_dir: Path,
     listener: TuneListener,
 ) -> TuneResult:
-    """Find ClusterAttn's ``num_block`` and ``theta`` for a model, a dataset and a size.
+    """Find a method's parameters for a model, a dataset and a size.
 
     Captures and finished trials are kept in ``cache_dir``: a run that was interrupted goes on where it was.
 
@@ -70,10 +78,13 @@ def tune(
     DataError
         If every prompt fits in ``size``, so there is nothing to compress.
     ClusterprofError
-        If no sample can be captured, or the study belongs to something else.
+        If a library that the method needs is missing, no sample can be captured, or the study belongs to
+        something else.
     """
     # Refuses a bad size or window before any work is done.
-    Compression(size=settings.size, window=settings.window, method=ClusterAttn.paper_default(settings.size))
+    default = default_method(settings.method, settings.size)
+    Compression(size=settings.size, window=settings.window, method=default)
+    _try_out(default)
     # And a model that cannot be compressed.
     plain_layers(decoder_of(model).config)
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
@@ -93,15 +104,23 @@ def tune(
     started = time.monotonic()
     model_fingerprint = fingerprint(model, decode_tokens=settings.decode_tokens)
     store = CaptureStore(cache_dir / "captures", model_fingerprint)
-    captured = capture_all(model, tokenizer, prompts, settings, store, listener)
+    captured = capture_all(
+        model, tokenizer, prompts, settings, store, listener, needs=METHODS[settings.method].needs
+    )
     capture_s = time.monotonic() - started
 
     evaluator = Evaluator(model, captured.captures)
-    space = SearchSpace(settings.size, settings.window, theta_range(captured.captures, settings.size))
+    space = search_space(settings.method, captured.captures, settings.size, settings.window)
     study = _open_study(settings, dataset, captured.prompts, model_fingerprint, cache_dir)
-    listener.searching(study.study_name, _storage(settings, cache_dir), len(finished(study)))
+    points = space.points()
+    listener.searching(
+        study.study_name,
+        _storage(settings, cache_dir),
+        len(finished(study)),
+        settings.trials if points is None else min(settings.trials, len(points)),
+    )
     interrupted = _search(study, evaluator, space, settings, listener)
-    best = space.compression(study.best_params["num_block"], study.best_params["theta"])
+    best = space.compression(study.best_params)
     methods, tuned = _compare(evaluator, best, listener)
     search_s = time.monotonic() - started - capture_s
 
@@ -114,7 +133,7 @@ def tune(
             compression=best,
             results=results_record(methods[1:], tuned, settings.objective, settings.seed),
             search=Search(
-                sampler="tpe",
+                sampler="tpe" if space.distributions else "none",
                 trials=trials,
                 seed=settings.seed,
                 study=study.study_name,
@@ -122,8 +141,7 @@ def tune(
                 storage=settings.storage,
                 duration_s=round(capture_s + search_s, 3),
                 objective=settings.objective,
-                theta_range=space.theta_range,
-                num_block_range=NUM_BLOCK_RANGE,
+                space=space.ranges(),
                 decode_tokens=settings.decode_tokens,
                 dropped_samples=tuple(captured.dropped),
             ),
@@ -148,6 +166,15 @@ def tune(
     )
 
 
+def _try_out(method: MethodConfig) -> None:
+    """Let a method whose library is not installed say so."""
+    row = torch.ones(1, 1, 4)
+    observation = Observation(
+        row, window=1, accumulated=row, word_starts=torch.ones(1, row.shape[-1], dtype=torch.bool)
+    )
+    method.select(observation, budget=2)
+
+
 def _open_study(
     settings: TuneSettings,
     dataset: Dataset,
@@ -156,10 +183,12 @@ def _open_study(
     cache_dir: Path,
 ) -> optuna.Study:
     """Open the study of exactly this model, these prompts and these settings."""
-    parts = [model_fingerprint, settings.size, settings.window, settings.objective, settings.seed]
-    parts += [prompt.input_ids for prompt in prompts]
+    parts = [model_fingerprint, settings.method, settings.size, settings.window, settings.objective]
+    parts += [settings.seed, *(prompt.input_ids for prompt in prompts)]
     study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
-    name = settings.study or f"{Path(dataset.name).stem}-{settings.size}-{study_fingerprint[:8]}"
+    method = "" if settings.method == "clusterattn" else f"-{settings.method}"
+    default_name = f"{Path(dataset.name).stem}-{settings.size}{method}-{study_fingerprint[:8]}"
+    name = settings.study or default_name
     # Optuna tells about every study and trial on stderr; the listener does that here.
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -210,13 +239,7 @@ def _compare(
     evaluator: Evaluator, best: Compression, listener: TuneListener
 ) -> tuple[list[MethodResult], list[Scores]]:
     """Score the tuned method and its baselines at the same size and window; the tuned one per sample too."""
-    methods: dict[str, MethodConfig] = {
-        "tuned": best.method,
-        "paper default": ClusterAttn.paper_default(best.size),
-        "SnapKV": SnapKV(),
-        "top-k": TopK(),
-        "StreamingLLM": StreamingLLM(),
-    }
+    methods = _rows(best)
     listener.comparing(len(methods))
     per_sample = {}
     for label, method in methods.items():
@@ -227,3 +250,14 @@ def _compare(
     ]
     results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
     return results, per_sample["tuned"]
+
+
+def _rows(best: Compression) -> dict[str, MethodConfig]:
+    """The methods of the table by label: the tuned one, its paper's default, and the other baselines."""
+    name = best.method.name
+    default = "paper default" if name == "clusterattn" else f"{_LABELS[name]} default"
+    return {
+        "tuned": best.method,
+        default: default_method(name, best.size),
+        **{_LABELS[other]: default_method(other, best.size) for other in _BASELINES if other != name},
+    }

@@ -1,6 +1,6 @@
 """The table that compares methods at the same size, and what it says about the tuned one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -59,34 +59,24 @@ def _best(results: Sequence["MethodResult"], objective: str) -> str:
     return f"{(max if _HIGHER_IS_BETTER[objective] else min)(values):.{_DIGITS}f}"
 
 
-def verdict(results: Sequence["MethodResult"], *, objective: str, samples: int) -> list[str]:
-    """Say in a sentence each how the tuned method did against the paper's default and the other methods.
+def verdict(
+    results: Sequence["MethodResult"], *, searched: Collection[str], objective: str, samples: int
+) -> list[str]:
+    """Say in a sentence each how the tuned method did against its default and the other methods.
 
     Parameters
     ----------
     results : sequence of MethodResult
-        The tuned method, the paper's default, then the others, as `tune` returns them.
+        The tuned method, its paper's default, then the others, as `tune` returns them.
+    searched : collection of str
+        Names of the parameters that the search chose.
     objective : str
         What the search optimised.
     samples : int
         Prompts the scores are means over, the same that were tuned on.
     """
     tuned, default, *others = results
-    gain = _gain(tuned, default, objective)
-    if tuned.method == default.method:
-        sentences = [f"The search found nothing better than the paper's default ({_point(default)})."]
-    else:
-        word = "beats" if gain > 0 else "equals" if gain == 0 else "does worse than"
-        values = f"{asdict(tuned.scores)[objective]:.4f} against {asdict(default.scores)[objective]:.4f}"
-        sentences = [
-            f"Tuned ({_point(tuned)}) {word} the paper's default ({_point(default)}) on {objective}: {values}, "
-            f"on the {samples} prompts it was tuned on."
-        ]
-        behind = [
-            heading for name, heading, _ in _COLUMNS if name != objective and _gain(default, tuned, name) > 0
-        ]
-        if behind:
-            sentences.append(f"The default is better on {', '.join(behind)}.")
+    sentences = _against_default(tuned, default, searched, objective, samples)
     if samples < _FEW_SAMPLES:
         sentences.append(
             f"{samples} prompts are few to tune on; give more data, or raise --fraction or --samples."
@@ -101,13 +91,41 @@ def verdict(results: Sequence["MethodResult"], *, objective: str, samples: int) 
     return sentences
 
 
-def _point(result: "MethodResult") -> str:
-    """The two hyperparameters that the search chooses."""
+def _against_default(
+    tuned: "MethodResult", default: "MethodResult", searched: Collection[str], objective: str, samples: int
+) -> list[str]:
+    name = default.label.removesuffix(" default")
+    if not searched:
+        return [f"{name} has nothing to tune; the profile holds it as it is."]
+    owner = "the paper's" if name == "paper" else f"{name}'s"
+    shown = f"{owner} default ({_point(default, searched)})"
+    if tuned.method == default.method:
+        return [f"The search found nothing better than {shown}."]
+    gain = _gain(tuned, default, objective)
+    word = "beats" if gain > 0 else "equals" if gain == 0 else "does worse than"
+    values = f"{asdict(tuned.scores)[objective]:.4f} against {asdict(default.scores)[objective]:.4f}"
+    sentences = [
+        f"Tuned ({_point(tuned, searched)}) {word} {shown} on {objective}: {values}, "
+        f"on the {samples} prompts it was tuned on."
+    ]
+    behind = [
+        heading
+        for column, heading, _ in _COLUMNS
+        if column != objective and _gain(default, tuned, column) > 0
+    ]
+    if behind:
+        sentences.append(f"The default is better on {', '.join(behind)}.")
+    return sentences
+
+
+def _point(result: "MethodResult", searched: Collection[str]) -> str:
     assert result.method is not None
     parameters = result.method.model_dump()
-    return parameters_text({name: parameters[name] for name in ("num_block", "theta")})
+    return parameters_text({name: parameters[name] for name in searched})
 
 
 def _gain(result: "MethodResult", other: "MethodResult", objective: str) -> float:
-    difference = float(asdict(result.scores)[objective] - asdict(other.scores)[objective])
+    values = (asdict(each.scores)[objective] for each in (result, other))
+    mine, its = (round(value, _DIGITS) for value in values)
+    difference = float(mine - its)
     return difference if _HIGHER_IS_BETTER[objective] else -difference

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from clusterprof.profile import Profile
+    from clusterprof.methods import Full, MethodConfig
+    from clusterprof.profile import Profile, Range
 
 
 def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
@@ -22,7 +23,6 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
     for heading in ("profile", "model", "dataset", "size", "window", "method", "objective"):
         table.add_column(heading, overflow="fold")
     for path, profile in profiles.items():
-        method = profile.compression.method
         tuning = profile.results.tuning
         table.add_row(
             one_line(str(path)),
@@ -30,7 +30,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
             _short(profile.dataset.name),
             str(profile.compression.size),
             "question" if profile.compression.window == "query" else str(profile.compression.window),
-            f"{method.name}: {parameters_text(method.model_dump())}".removesuffix(": "),
+            _method_text(profile.compression.method),
             f"{tuning.objective} {tuning.value:.4f}",
         )
     return table
@@ -39,6 +39,23 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
 def _short(name: str) -> str:
     """Of an absolute path its last part; a hub id is short already."""
     return Path(name).name if Path(name).is_absolute() else name
+
+
+def _method_text(method: "MethodConfig") -> str:
+    return f"{method.name}: {_parameters(method)}".removesuffix(": ")
+
+
+def _parameters(method: "MethodConfig | Full") -> str:
+    # What is switched off goes without saying.
+    return parameters_text({name: value for name, value in method.model_dump().items() if value is not False})
+
+
+def _space_text(space: "Mapping[str, Range]") -> str:
+    parts = []
+    for name, values in space.items():
+        numbers = isinstance(values[0], int | float)
+        parts.append(f"{name} {(' to ' if numbers else ' or ').join(map(str, values))}")
+    return ", ".join(parts) or "no parameters"
 
 
 def profile_summary(profile: "Profile") -> "Group":
@@ -52,8 +69,9 @@ def profile_summary(profile: "Profile") -> "Group":
     results = Table("method", "parameters", "cosine", "cosine_padded", "KL", "agreement", "loss")
     for baseline in profile.results.baselines:
         scores = baseline.metrics.model_dump().values()
-        parameters = parameters_text(baseline.method.model_dump())
-        results.add_row(baseline.method.name, parameters, *(f"{score:.4f}" for score in scores))
+        results.add_row(
+            baseline.method.name, _parameters(baseline.method), *(f"{score:.4f}" for score in scores)
+        )
     return Group(facts, "", "Other methods on the same samples:", results)
 
 
@@ -78,11 +96,11 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
             "compression",
             f"{compression.size} tokens per head, the prompt's {window_text(compression.window)} included",
         ),
-        ("method", f"{compression.method.name}: {parameters_text(compression.method.model_dump())}"),
+        ("method", _method_text(compression.method)),
         ("result", f"{tuning.objective} {tuning.value:.4f} on {tuning.samples} samples{interval}"),
         (
             "search",
-            f"{search.trials} trials ({search.sampler}, seed {search.seed}), "
+            f"{_space_text(search.space)}; {search.trials} trials ({search.sampler}, seed {search.seed}), "
             f"the last run took {duration_text(search.duration_s)}, study {search.study}",
         ),
         (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
 from clusterprof.report.numbers import duration_text, parameters_text
@@ -36,6 +37,7 @@ class TuneProgress:
         self._seen = self._kept = 0
         self._tokens_run, self._seconds_run = 0, 0.0
         self._done_before = self._tried = 0
+        self._trials = settings.trials
         self._search_started: float | None = None
         self._compared = 0
 
@@ -58,6 +60,12 @@ class TuneProgress:
             f"prompts  {longer}, {fitting} set aside because they fit in it, {cut} cut to the model's context",
         )
         self._prompts = list(prompts)
+        if "accumulated" in METHODS[self._settings.method].needs:
+            say(
+                self._console,
+                f"{self._settings.method} needs the attention of all queries, not only of the window's, "
+                "so captures take longer",
+            )
         if prompts:
             self._display.begin("Capturing", len(prompts))
 
@@ -84,7 +92,7 @@ class TuneProgress:
             note += f", {_left(remaining * self._seconds_run / self._tokens_run)}"
         return note
 
-    def searching(self, study: str, storage: str, done: int) -> None:
+    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
         """Say where the trials are, and start counting them."""
         from clusterprof.profile.fields import without_credentials
 
@@ -93,7 +101,8 @@ class TuneProgress:
         before = f", {done} trials from before" if done else ""
         say(self._console, f"study    {one_line(study)}{before} (watch it with `optuna-dashboard {shown}`)")
         self._done_before, self._search_started = done, time.monotonic()
-        self._display.begin("Searching", max(self._settings.trials, done), done)
+        self._trials = trials
+        self._display.begin("Searching", max(trials, done), done)
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """Advance by one trial."""
@@ -105,14 +114,13 @@ class TuneProgress:
         assert self._search_started is not None
         elapsed = time.monotonic() - self._search_started
         done = self._done_before + self._tried
-        left = (self._settings.trials - done) * elapsed / self._tried
+        left = (self._trials - done) * elapsed / self._tried
         if self._settings.timeout is not None:
             left = min(left, max(0.0, self._settings.timeout - elapsed))
         notes = [_left(left)] if left > 0 else []
         if best is not None:
-            notes.append(
-                f"best {self._settings.objective} {best.value:.4f} at {parameters_text(best.params)}"
-            )
+            point = f" at {parameters_text(best.params)}" if best.params else ""
+            notes.append(f"best {self._settings.objective} {best.value:.4f}{point}")
         self._display.update(done, ", ".join(notes))
 
     def comparing(self, methods: int) -> None:

@@ -1,5 +1,6 @@
 """The compressed KV cache: full positions outside, `size` prompt tokens per head inside."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -39,6 +40,9 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         The latest queries, ``(batch, heads, at most window, head_dim)``, while an eviction may need them.
     observed : int
         Tokens that `compress()` has seen pass, up to the last of `queries`. What it has not seen, it could not evict.
+    accumulated : Tensor, optional
+        Attention that each stored token has received, float32 ``(batch, kv_heads, stored)``, while an eviction may
+        need it; of another length once some came that were not counted.
     continued : bool
         Whether more tokens came after the first ones.
     """
@@ -51,6 +55,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.stored = self.evicted = self.settled = 0
         self.prompt = self.evicted_of_prompt = 0
         self.queries: Tensor | None = None
+        self.accumulated: Tensor | None = None
         self.observed, self.continued = 0, False
 
     @classmethod
@@ -104,6 +109,9 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """
         keys, values = stored(self)
         kept, end = positions.shape[-1], self.stored if end is None else end
+        if self.accumulated is not None:
+            known = self.accumulated.shape[-1] == end
+            self.accumulated = self.accumulated.gather(2, positions) if known else None
         if end < self.stored:
             fresh = torch.arange(end, self.stored, device=positions.device)
             positions = torch.cat([positions, fresh.expand(*positions.shape[:2], -1)], dim=-1)
@@ -145,26 +153,29 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
                 f"Only the last {self.stored - self.settled} tokens of the cache can be taken back, not "
                 f"{-tokens_to_remove}: those before them were compressed."
             )
-        # The queries of tokens that are no longer there must not observe for those that take their place.
-        self.stored, self.queries = left, None
+        # The queries of tokens that are no longer there must not observe for those that take their place, and
+        # what they looked at cannot be told from the rest.
+        self.stored, self.queries, self.accumulated = left, None, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let each row go on from another one, as beam search does."""
         super().reorder_cache(beam_idx)  # type: ignore[arg-type]
-        if self.queries is not None:
-            self.queries = self.queries.index_select(0, beam_idx.to(self.queries.device))
+        self._of_rows(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
         super().batch_repeat_interleave(repeats)
-        if self.queries is not None:
-            self.queries = self.queries.repeat_interleave(repeats, dim=0)
+        self._of_rows(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows only."""
         super().batch_select_indices(indices)
-        if self.queries is not None:
-            self.queries = self.queries[indices]
+        self._of_rows(lambda tensor: tensor[indices])
+
+    def _of_rows(self, changed: Callable[[Tensor], Tensor]) -> None:
+        """Do to what is known of each row what was done to its keys and values."""
+        self.queries = None if self.queries is None else changed(self.queries)
+        self.accumulated = None if self.accumulated is None else changed(self.accumulated)
 
 
 def compression_of(profile: Profile | Compression) -> Compression:

@@ -1,27 +1,29 @@
 """`compress`: run a model so that prompts are compressed right after their prefill."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression, Profile
 from clusterprof.runtime.attention import Observer, decoder_of, observe_attention
 from clusterprof.runtime.cache import (
     CompressedLayer,
-    check_keys,
     compression_of,
     has_full_attention,
     plain_layers,
 )
-from clusterprof.runtime.eviction import Eviction, LaterTurns, evict_generated, finish_prompt
+from clusterprof.runtime.observers import decoding, prefilling, refuse_drafts
 from clusterprof.runtime.padding import Rows, alike, left_padding
+from clusterprof.runtime.settings import Eviction, LaterTurns
 from clusterprof.runtime.static_cache import StaticCompressedLayer
 from clusterprof.runtime.turns import RunningTurn, turns_of_generate
+from clusterprof.runtime.words import starts_of_words
 
 
 @contextmanager
@@ -32,6 +34,7 @@ def compress(
     query_length: int | Sequence[int] | None = None,
     decode_budget: int | None = None,
     later_turns: LaterTurns = "append",
+    tokenizer: PreTrainedTokenizerBase | None = None,
     force: bool = False,
 ) -> Iterator[None]:
     """Compress the KV cache of every prompt that ``model`` prefills inside this context.
@@ -39,6 +42,11 @@ def compress(
     The prefill runs on the model's own attention backend over the whole prompt. Right after each layer's
     attention its cache shrinks to ``size`` tokens per KV head; decoding goes on over that. A prompt of at
     most ``size`` tokens is left whole; the turn that makes it outgrow ``size`` is compressed instead.
+
+    A method with ``evict_while_decoding`` (H2O, StreamingLLM) then holds the cache at ``size`` tokens per head in
+    every step, prompt and answer together. Tokens keep the positions they have in the text, as all that is kept
+    here does; StreamingLLM's paper numbers them anew inside the cache, so that a text may outgrow the model's
+    context, which it may not here.
 
     Parameters
     ----------
@@ -55,6 +63,8 @@ def compress(
     later_turns : {"append", "compress"}
         What a further turn of a conversation does to a cache that was compressed: its tokens are appended, or
         all that is there shrinks to ``size`` again, as the new turn looks at it.
+    tokenizer : PreTrainedTokenizerBase, optional
+        The model's, for a method that keeps whole words (n-gram); it reads them from a prompt's token ids.
     force : bool
         Use a profile although it was made for another model.
 
@@ -73,7 +83,11 @@ def compress(
     several = isinstance(query_length, Sequence) and not isinstance(query_length, str)
     lengths: Any = tuple(query_length) if several else (query_length,)  # type: ignore[arg-type]
     eviction = Eviction(
-        compression_of(profile), None if query_length is None else lengths, decode_budget, later_turns
+        compression_of(profile),
+        None if query_length is None else lengths,
+        decode_budget,
+        later_turns,
+        tokenizer,
     )
     config = decoder_of(model).config
     if isinstance(profile, Profile) and not force:
@@ -81,13 +95,14 @@ def compress(
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
     running = RunningTurn()
+    evicts_decoded = eviction.evicts_decoded is not None
 
     def begin(cache: Cache | None, attention_mask: Any, tokens: Tensor) -> Observer | None:
         cache = _adopt(cache, config, full_attention)
         batch, new_tokens = tokens.shape[:2]
         first = next(layer for layer in cache.layers if isinstance(layer, CompressedLayer))
         if torch.compiler.is_compiling():
-            _refuse_compiled(first, eviction)
+            _refuse_compiled(first, evicts_decoded)
             return None
         seen = int(first.get_seq_length())
         end = seen + new_tokens
@@ -103,85 +118,33 @@ def compress(
             turn.feed(cache, seen, new_tokens)
             prompt_length, start = turn.prompt_length, turn.start
 
+        fresh = end - prompt_length
+
         def rows() -> list[Rows]:
-            return alike(left_padding(attention_mask, batch, end), eviction.windows(batch))
+            padding = left_padding(attention_mask, batch, end, unfinished=fresh < 0)
+            return alike(padding, eviction.windows(batch))
 
         if seen >= prompt_length:
-            return _decoding(cache, first, eviction, rows, new_tokens)
+            if isinstance(first, StaticCompressedLayer):
+                _refuse_bounds(eviction)
+            return decoding(cache, first, eviction, rows, new_tokens)
         if isinstance(first, StaticCompressedLayer):
             _check_static(first, eviction, config._attn_implementation)
-        fresh = end - prompt_length
-        _refuse_drafts(eviction, fresh)
-        # A short row has no token yet in the first chunks of a padded batch.
-        groups = rows() if fresh >= 0 else []
-        return _prefilling(cache, eviction, groups, fresh=fresh, of_turn=prompt_length - start)
+        refuse_drafts(eviction, fresh)
+        summing = eviction.needs_sums(first)
+        groups = rows() if fresh >= 0 or summing else []
+        if (
+            eviction.needs_words
+            and first.evicted_of_prompt == 0
+            and prompt_length > eviction.compression.size
+        ):
+            groups = _with_words(groups, eviction, tokens[:, :prompt_length], in_pieces=seen > 0 or fresh < 0)
+        return prefilling(
+            cache, eviction, groups, fresh=fresh, of_turn=prompt_length - start, summing=summing
+        )
 
     with observe_attention(model, begin), turns_of_generate(model, running, eviction):
         yield
-
-
-def _decoding(
-    cache: Cache,
-    first: CompressedLayer,
-    eviction: Eviction,
-    rows: Callable[[], list[Rows]],
-    new_tokens: int,
-) -> Observer | None:
-    """Observe decoded tokens only if they may be evicted."""
-    if eviction.decode_budget is None:
-        return None
-    _refuse_drafts(eviction, new_tokens - 1)
-    due = first.stored + new_tokens - first.prompt > eviction.decode_budget
-    groups: list[Rows] = rows() if due else []
-
-    def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        layer = cache.layers[layer_idx]
-        if isinstance(layer, CompressedLayer):
-            check_keys(layer, layer_idx, key)
-            layer.queries = _latest(layer, query, eviction.longest_window)
-            layer.observed = layer.get_seq_length()
-            if due:
-                evict_generated(layer, layer_idx, eviction, groups, layer.queries, scaling)
-
-    return observer
-
-
-def _prefilling(cache: Cache, eviction: Eviction, rows: list[Rows], *, fresh: int, of_turn: int) -> Observer:
-    """Observe a prompt or a later turn, which has ``of_turn`` tokens.
-
-    ``fresh`` tokens of the forward come after its end, or so many (< 0) of it are to come.
-    """
-
-    def observer(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        layer = cache.layers[layer_idx]
-        if not isinstance(layer, CompressedLayer):
-            return
-        check_keys(layer, layer_idx, key)
-        queries = _latest(layer, query, eviction.longest_window, drafts=max(fresh, 0))
-        # A copy, as a view would keep the queries of the whole forward.
-        layer.queries = queries.clone() if fresh < 0 or eviction.decode_budget is not None else None
-        layer.observed = layer.get_seq_length() - max(fresh, 0)
-        if fresh >= 0:
-            finish_prompt(layer, layer_idx, eviction, rows, queries, scaling, fresh=fresh, of_turn=of_turn)
-
-    return observer
-
-
-def _latest(layer: CompressedLayer, query: Tensor, window: int, drafts: int = 0) -> Tensor:
-    """The last queries of a layer, at most ``window``: this forward's without its drafts, and those before it."""
-    before = layer.get_seq_length() - query.shape[2]
-    query = query[:, :, : query.shape[2] - drafts]
-    # What was decoded outside the context was not observed, and leaves a gap.
-    if layer.queries is not None and layer.observed == before:
-        query = torch.cat([layer.queries, query[:, :, -window:]], dim=2)
-    return query[:, :, -window:]
-
-
-def _refuse_drafts(eviction: Eviction, drafts: int) -> None:
-    if eviction.decode_budget is not None and drafts > 0:
-        raise CompressionError(
-            "decode_budget does not work with assisted generation, which takes tokens back; leave one of them out."
-        )
 
 
 def _adopt(cache: Cache | None, config: PreTrainedConfig, full_attention: list[bool]) -> Cache:
@@ -218,12 +181,12 @@ def _adopt(cache: Cache | None, config: PreTrainedConfig, full_attention: list[b
     return cache
 
 
-def _refuse_compiled(first: CompressedLayer, eviction: Eviction) -> None:
+def _refuse_compiled(first: CompressedLayer, evicts_decoded: bool) -> None:
     """Nothing of a compiled decode step needs to be observed; of anything else it would be."""
-    if first.prompt == 0 or eviction.decode_budget is not None:
+    if first.prompt == 0 or evicts_decoded:
         raise CompressionError(
-            "Only decode steps can be compiled inside compress(), and without decode_budget: run the prefill "
-            "uncompiled."
+            "Only decode steps can be compiled inside compress(), and without decode_budget or evict_while_decoding: "
+            "run the prefill uncompiled."
         )
 
 
@@ -239,10 +202,7 @@ def _check_static(layer: StaticCompressedLayer, eviction: Eviction, backend: str
             "A StaticCompressedCache holds one prompt; call its reset() before the next, or keep a conversation in a "
             "DynamicCache."
         )
-    if eviction.decode_budget is not None:
-        raise CompressionError(
-            "decode_budget does not work with a StaticCompressedCache, which has its own bound."
-        )
+    _refuse_bounds(eviction)
     if layer.size != eviction.compression.size:
         raise CompressionError(
             f"The StaticCompressedCache was made for a size of {layer.size}, and the profile's is "
@@ -259,3 +219,27 @@ def _refuse_chunk(layer: CompressedLayer, new_tokens: int) -> None:
             f"The prompt came in pieces ({layer.get_seq_length()} tokens, then {new_tokens}), and outside generate() "
             "nobody says where it ends; run it in one forward, or let generate() cut it (prefill_chunk_size)."
         )
+
+
+def _refuse_bounds(eviction: Eviction) -> None:
+    if eviction.evicts_decoded is not None:
+        raise CompressionError(
+            f"{eviction.evicts_decoded} does not work with a StaticCompressedCache, which has its own bound."
+        )
+
+
+def _with_words(rows: list[Rows], eviction: Eviction, tokens: Tensor, *, in_pieces: bool) -> list[Rows]:
+    """Note where the words of a prompt begin, of which these are the tokens, padding included."""
+    if in_pieces or tokens.is_floating_point():
+        raise CompressionError(
+            f"The method {eviction.compression.method.name} reads the words of a prompt from its token ids, and it "
+            f"came {'in pieces' if in_pieces else 'as embeddings'}; pass its ids in one forward (in generate() "
+            "without prefill_chunk_size), with no earlier turn in the cache."
+        )
+    assert eviction.tokenizer is not None
+    found = []
+    for group in rows:
+        own = tokens[group.of_batch, group.padding :]
+        starts = torch.stack([starts_of_words(eviction.tokenizer, row) for row in own])
+        found.append(replace(group, word_starts=starts))
+    return found

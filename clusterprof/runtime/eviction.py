@@ -1,99 +1,18 @@
-"""Eviction: which tokens leave a layer's cache at the end of a prompt, and while decoding past a budget."""
+"""Eviction: which tokens leave a layer's cache at the end of a prompt, and while decoding."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from clusterprof.errors import CompressionError
 from clusterprof.methods import Observation
-from clusterprof.profile import Compression
 from clusterprof.runtime.cache import CompressedLayer, check_finite, stored
-from clusterprof.runtime.importance import window_importance
+from clusterprof.runtime.importance import accumulated_attention, window_importance
 from clusterprof.runtime.padding import Rows
 from clusterprof.runtime.selection import kept_positions
-
-LaterTurns = Literal["append", "compress"]
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """What to compress to, and when.
-
-    Attributes
-    ----------
-    query_lengths : tuple of int, optional
-        With a window that is the prompt's question: its length in each row, or one for all.
-    decode_budget : int, optional
-        Most tokens per head after the prompt; None never evicts those.
-    later_turns : str
-        "append" leaves a compressed cache alone when a conversation goes on; "compress" compresses all of it to
-        ``size`` again, observed by the new turn.
-
-    Raises
-    ------
-    CompressionError
-        If the settings contradict each other.
-    """
-
-    compression: Compression
-    query_lengths: tuple[int, ...] | None
-    decode_budget: int | None
-    later_turns: LaterTurns
-
-    def __post_init__(self) -> None:
-        size, window = self.compression.size, self.compression.window
-        for name, numbers in (("query_length", self.query_lengths), ("decode_budget", (self.decode_budget,))):
-            if numbers not in (None, (None,)) and any(type(number) is not int for number in numbers):
-                given = ", ".join(map(repr, numbers or ()))
-                raise CompressionError(f"{name} is {given}; it must be a whole number of tokens.")
-        if window == "query" and self.query_lengths is None:
-            raise CompressionError(
-                "The profile's observation window is the prompt's question; say how many tokens it has, up to the "
-                "end of the prompt: compress(model, profile, query_length=...)."
-            )
-        if window != "query" and self.query_lengths is not None:
-            raise CompressionError(
-                f"The profile's observation window is the last {window} tokens; query_length is for a profile that "
-                'was tuned with window "query".'
-            )
-        lengths = self.query_lengths
-        if lengths is not None and not (lengths and all(0 < length < size for length in lengths)):
-            raise CompressionError(
-                f"query_length is {', '.join(map(str, lengths)) or 'empty'}; each must be at least 1 and below the "
-                f"profile's size of {size}."
-            )
-        least = 2 * self.longest_window + 2
-        if self.decode_budget is not None and self.decode_budget < least:
-            raise CompressionError(
-                f"decode_budget is {self.decode_budget}; with an observation window of {least // 2 - 1} it must be "
-                f"at least {least}."
-            )
-        if self.later_turns not in ("append", "compress"):
-            raise CompressionError(f'later_turns is {self.later_turns!r}; it must be "append" or "compress".')
-
-    @property
-    def longest_window(self) -> int:
-        """Of all rows, in tokens."""
-        return max(self.query_lengths or self.windows(1))
-
-    def check_prompts(self, count: int) -> None:
-        """Raise a CompressionError if the query lengths are not those of so many prompts."""
-        given = 1 if self.query_lengths is None else len(self.query_lengths)
-        if given not in (1, count):
-            raise CompressionError(
-                f"query_length has {given} values for {count} prompts; give one per prompt, or one for all."
-            )
-
-    def windows(self, batch: int) -> list[int]:
-        """Length of each row's observation window, in tokens."""
-        if self.compression.window != "query":
-            return [self.compression.window] * batch
-        assert self.query_lengths is not None
-        # One prompt may have become several rows, beams or returned sequences, side by side.
-        return [length for length in self.query_lengths for _ in range(batch // len(self.query_lengths))]
+from clusterprof.runtime.settings import Eviction
 
 
 def finish_prompt(
@@ -128,42 +47,22 @@ def finish_prompt(
     end, size = layer.stored - fresh, eviction.compression.size
     if end > size and (layer.evicted_of_prompt == 0 or eviction.later_turns == "compress"):
         keys, _ = stored(layer)
-        kept = [
-            _kept_of_prompt(
-                layer,
-                layer_idx,
-                eviction.compression,
-                group,
-                queries[:, :, -of_turn:],
-                keys[..., :end, :],
-                scaling,
-            )
-            for group in rows
-        ]
-        layer.keep(torch.cat(kept), end)
+
+        def observe(group: Rows, padding: int) -> Observation:
+            row_keys = keys[group.of_batch, :, padding:end]
+            row_queries = queries[group.of_batch, :, -of_turn:]
+            return _observation(layer, layer_idx, eviction, group, row_queries, row_keys, scaling)
+
+        _keep_size(layer, eviction, rows, end, observe)
         layer.finish_prompt(size)
     elif layer.prompt == 0:
         layer.finish_prompt(end)
     elif eviction.decode_budget is not None and layer.stored - layer.prompt > eviction.decode_budget:
         evict_generated(layer, layer_idx, eviction, rows, queries, scaling)
-
-
-def _kept_of_prompt(
-    layer: CompressedLayer,
-    layer_idx: int,
-    compression: Compression,
-    rows: Rows,
-    queries: Tensor,
-    keys: Tensor,
-    scaling: float,
-) -> Tensor:
-    padding, end, size = _stored_padding(layer, rows), keys.shape[2], compression.size
-    keys, queries = keys[rows.of_batch], queries[rows.of_batch]
-    if end - padding <= size:
-        # All of a short row stays, filled up with padding, which the attention mask goes on hiding.
-        return torch.arange(end - size, end, device=keys.device).expand(*keys.shape[:2], -1)
-    observation = _observation(layer_idx, rows, queries, keys[:, :, padding:], scaling)
-    return kept_positions(compression.method, observation, size) + padding
+    elif eviction.while_decoding and layer.stored > size:
+        evict_beyond_size(layer, layer_idx, eviction, rows)
+    if not eviction.needs_sums(layer):
+        layer.accumulated = None
 
 
 def evict_generated(
@@ -192,10 +91,12 @@ def evict_generated(
         start = layer.prompt - (max(0, group.padding - layer.evicted_of_prompt) - padding)
         generated = torch.arange(start, layer.stored, device=keys.device).expand(*row_keys.shape[:2], -1)
         if evicted_padding < to_evict:
-            observation = _observation(layer_idx, group, row_queries, row_keys[:, :, padding:], scaling)
+            observation = _observation(
+                layer, layer_idx, eviction, group, row_queries, row_keys[:, :, padding:], scaling
+            )
             chosen = kept_positions(
                 eviction.compression.method,
-                replace(observation, importance=observation.importance[..., start - padding :]),
+                _without_first(observation, start - padding),
                 generated.shape[-1] - (to_evict - evicted_padding),
             )
             generated = chosen + start
@@ -204,11 +105,129 @@ def evict_generated(
     layer.keep(torch.cat(kept))
 
 
-def _observation(layer_idx: int, rows: Rows, queries: Tensor, keys: Tensor, scaling: float) -> Observation:
+def evict_beyond_size(
+    layer: CompressedLayer, layer_idx: int, eviction: Eviction, rows: Sequence[Rows]
+) -> None:
+    """Shrink all that is stored to ``size`` tokens per head, as methods that evict while decoding do it.
+
+    They look at no window: H2O at what each token has received so far, StreamingLLM at the positions alone.
+    Parameters as in :func:`finish_prompt`.
+    """
+
+    def observe(group: Rows, padding: int) -> Observation:
+        keys = stored(layer)[0][group.of_batch, :, padding:]
+        unknown = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
+        sums = _sums(layer, layer_idx, eviction, group, padding)
+        return Observation(unknown, window=0, accumulated=sums)
+
+    _keep_size(layer, eviction, rows, layer.stored, observe)
+
+
+@torch.no_grad()
+def accumulate(
+    layer: CompressedLayer, rows: Sequence[Rows], query: Tensor, key: Tensor, scaling: float, *, drafts: int
+) -> None:
+    """Add what the tokens of a forward look at to the attention that each stored token has received.
+
+    Parameters
+    ----------
+    rows : sequence of Rows
+        Of the whole batch; their padding neither pays nor receives anything.
+    query : Tensor
+        Of all tokens of the forward, after RoPE, ``(batch, heads, new_tokens, head_dim)``.
+    key : Tensor
+        Of all that is stored, ``(batch, kv_heads, stored, head_dim)``.
+    drafts : int
+        Tokens at the end that do not count.
+    """
+    before, end = layer.stored - query.shape[2], layer.stored - drafts
+    if before > 0 and (layer.accumulated is None or layer.accumulated.shape[2] != before):
+        # Some tokens came unseen, and what they looked at is not known.
+        layer.accumulated = None
+        return
+    total = key.new_zeros((*key.shape[:2], end), dtype=torch.float32)
+    for group in rows:
+        padding = _stored_padding(layer, group)
+        own = query[group.of_batch, :, max(0, padding - before) : end - before]
+        if own.shape[2] > 0:
+            keys = key[group.of_batch, :, padding:end]
+            total[group.of_batch, :, padding:] = accumulated_attention(own, keys, scaling=scaling)
+    if layer.accumulated is not None and before > 0:
+        total[..., :before] += layer.accumulated
+    layer.accumulated = total
+
+
+def _keep_size(
+    layer: CompressedLayer,
+    eviction: Eviction,
+    rows: Sequence[Rows],
+    end: int,
+    observe: Callable[[Rows, int], Observation],
+) -> None:
+    """Shrink the first ``end`` slots to ``size``; ``observe`` is asked for rows and the padding they store."""
+    keys, size = stored(layer)[0], eviction.compression.size
+    kept = []
+    for group in rows:
+        padding = _stored_padding(layer, group)
+        if end - padding <= size:
+            # All of a short row stays, filled up with padding, which the attention mask goes on hiding.
+            positions = torch.arange(end - size, end, device=keys.device)
+            positions = positions.expand(*keys[group.of_batch].shape[:2], -1)
+        else:
+            positions = kept_positions(eviction.compression.method, observe(group, padding), size) + padding
+        kept.append(positions)
+    layer.keep(torch.cat(kept), end)
+
+
+def _observation(
+    layer: CompressedLayer,
+    layer_idx: int,
+    eviction: Eviction,
+    rows: Rows,
+    queries: Tensor,
+    keys: Tensor,
+    scaling: float,
+) -> Observation:
+    """What the last of these queries see of the keys before their window; both are of these rows, unpadded."""
     importance = window_importance(queries[:, :, -rows.window :], keys, scaling=scaling)
     check_finite(importance, layer_idx)
     # Fewer queries than the window has tokens observe only what lies before the window all the same.
-    return Observation(importance[..., : keys.shape[2] - rows.window], window=rows.window)
+    prefix = keys.shape[2] - rows.window
+    sums = _sums(layer, layer_idx, eviction, rows, _stored_padding(layer, rows))
+    words = rows.word_starts
+    return Observation(
+        importance[..., :prefix],
+        window=rows.window,
+        accumulated=None if sums is None else sums[..., :prefix],
+        word_starts=None if words is None else words[:, :prefix].to(keys.device),
+    )
+
+
+def _without_first(observation: Observation, tokens: int) -> Observation:
+    """The observation of a prefix without its first tokens."""
+    sums = observation.accumulated
+    return replace(
+        observation,
+        importance=observation.importance[..., tokens:],
+        accumulated=None if sums is None else sums[..., tokens:],
+    )
+
+
+def _sums(
+    layer: CompressedLayer, layer_idx: int, eviction: Eviction, rows: Rows, padding: int
+) -> Tensor | None:
+    """Attention that each token of these rows has received, if the method needs it."""
+    if not eviction.needs_sums(layer):
+        return None
+    if layer.accumulated is None:
+        raise CompressionError(
+            f"The method {eviction.compression.method.name} needs the attention of every token of the conversation, "
+            "and some were fed in another context or outside of one, drafted or taken back; begin it with an empty "
+            "cache in this context."
+        )
+    sums = layer.accumulated[rows.of_batch, :, padding:]
+    check_finite(sums, layer_idx)
+    return sums
 
 
 def _stored_padding(layer: CompressedLayer, rows: Rows) -> int:

@@ -1,7 +1,7 @@
 """Rows of a batch: how many slots at the start of each hold no token, and which rows are alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
@@ -22,11 +22,14 @@ class Rows:
         Padded positions at the start of each.
     window : int
         Length of their observation window, in tokens.
+    word_starts : Tensor, optional
+        Whether a word begins with each token of their prompts, bool ``(rows, tokens)``, for methods that need it.
     """
 
     of_batch: slice
     padding: int
     window: int
+    word_starts: Tensor | None = field(default=None, compare=False)
 
 
 def alike(padding: Sequence[int], windows: Sequence[int]) -> list[Rows]:
@@ -40,7 +43,11 @@ def alike(padding: Sequence[int], windows: Sequence[int]) -> list[Rows]:
 
 
 def left_padding(
-    attention_mask: Tensor | dict[str, Tensor | None] | None, batch: int, length: int
+    attention_mask: Tensor | dict[str, Tensor | None] | None,
+    batch: int,
+    length: int,
+    *,
+    unfinished: bool = False,
 ) -> list[int]:
     """Padded slots at the start of each row of a prompt.
 
@@ -51,6 +58,8 @@ def left_padding(
         new tokens, length)``; or a dict of masks, one for each kind of layer.
     batch, length : int
         Rows, and tokens of each, padding included.
+    unfinished : bool
+        More of the prompt is to come, so a row may be all padding as yet.
 
     Raises
     ------
@@ -73,7 +82,8 @@ def left_padding(
     tokens = (attention_mask != 0).expand(batch, -1)
     if tokens.all():
         return [0] * batch
-    if not tokens[:, -1].all() or (tokens[:, :-1] & ~tokens[:, 1:]).any():
+    ends = unfinished or bool(tokens[:, -1].all())
+    if not ends or (tokens[:, :-1] & ~tokens[:, 1:]).any():
         raise CompressionError(
             "The batch is padded on the right or in the middle of a row; "
             'compress() needs padding on the left (tokenizer.padding_side = "left").'

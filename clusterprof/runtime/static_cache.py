@@ -57,6 +57,8 @@ class StaticCompressedLayer(CompressedLayer):  # type: ignore[no-untyped-call]
     def finish_prompt(self, end: int) -> None:
         """Move the prompt into the buffers; the next prompt, after a reset, finds them in the same place."""
         super().finish_prompt(end)
+        # No later turn will ask for it.
+        self.accumulated = None
         keys, values = stored(self)
         shape = (*keys.shape[:2], self.capacity)
         if self._buffers is None or self._buffers[0].shape[:3] != shape:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import Cache, PreTrainedModel
 
 from clusterprof.errors import CompressionError
-from clusterprof.runtime.eviction import Eviction
+from clusterprof.runtime.settings import Eviction
 from clusterprof.runtime.transformers_names import CACHE
 
 # Methods of a model that a context replaces.

@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from clusterprof import Profile
+from clusterprof.cli import _options
+from clusterprof.methods import method_names
 from tests.cli.conftest import QUICK, Finished, Run
 
 LABELS = ["tuned", "paper default", "SnapKV", "top-k", "StreamingLLM", "full"]
@@ -24,13 +27,12 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
     document = tuned.json()
     assert document.keys() == {"profile", "best", "methods", "samples", "timings", "interrupted"}
     profile = Profile.load(document["profile"])
-    method = profile.compression.method.model_dump()
-    assert document["best"].keys() == {"num_block", "theta", "cosine"}
-    assert (document["best"]["num_block"], document["best"]["theta"]) == (
-        method["num_block"],
-        method["theta"],
-    )
-    assert document["best"]["cosine"] == pytest.approx(profile.results.tuning.value)
+    assert document["best"] == {
+        "method": profile.compression.method.model_dump(),
+        "objective": "cosine",
+        "value": profile.results.tuning.value,
+    }
+    assert document["methods"][0]["cosine"] == pytest.approx(document["best"]["value"])
     assert document["samples"]["used"] == 3
     assert document["samples"]["fitting"] == 1
     assert document["timings"].keys() == {"capture_s", "search_s", "trials", "replays"}
@@ -42,7 +44,7 @@ def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished)
     methods = tuned.json()["methods"]
     assert [method["label"] for method in methods] == LABELS
     assert all(method.keys() == {"label", "method"} | SCORES for method in methods)
-    assert methods[2]["method"] == {"name": "snapkv", "kernel_size": 5}
+    assert methods[2]["method"] == {"name": "snapkv", "kernel_size": 5, "pooling": "avg"}
     assert methods[-1]["method"] is None
     assert methods[-1]["cosine"] == 1
 
@@ -78,6 +80,62 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
     assert "nothing better than the paper's default" in finished.err
 
 
+def test_another_method_has_a_profile_of_its_own(run: Run, model_folder: Path, dataset_file: Path) -> None:
+    command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK]
+    finished = run(*command, "--method", "snapkv", "--objective", "kl", "--json")
+    assert finished.code == 0, finished.err
+    document = finished.json()
+    path = Path(document["profile"])
+    assert path == Path("profiles") / model_folder.name / f"{dataset_file.stem}-48-snapkv.json"
+    assert document["best"]["method"].keys() == {"name", "kernel_size", "pooling"}
+    assert document["best"]["objective"] == "kl"
+    assert document["best"]["value"] == pytest.approx(document["methods"][0]["kl"])
+    labels = ["tuned", "SnapKV default", "ClusterAttn", "top-k", "StreamingLLM", "full"]
+    assert [method["label"] for method in document["methods"]] == labels
+    for expected in ("method   snapkv", "-48-snapkv-", "SnapKV's default (kernel_size 5, pooling avg)"):
+        assert expected in finished.err
+
+    assert run(*command).out.strip() == str(path.with_name(f"{dataset_file.stem}-48.json"))
+    listed = run("profiles", "ls", "--json").json()
+    assert {entry["method"]["name"] for entry in listed} == {"snapkv", "clusterattn"}
+    shown = " ".join(run("profiles", "show", path).out.split())
+    assert "kernel_size 1 to 63, pooling avg or max" in shown
+
+
+def test_a_method_without_parameters_is_evaluated_once(
+    run: Run, model_folder: Path, dataset_file: Path
+) -> None:
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--method", "topk")
+    assert finished.code == 0, finished.err
+    assert "Searching 1/1" in finished.err
+    assert "top-k has nothing to tune" in finished.err
+    profile = Profile.load(finished.out.strip())
+    assert profile.search.trials == 1
+    applied = Path("prompt.txt")
+    applied.write_text("a lake by a reed bay " * 6)
+    again = run(
+        "apply", "--profile", finished.out.strip(), "--prompt-file", applied, "--model", model_folder,
+        "--max-new-tokens", 3,
+    )  # fmt: skip
+    assert again.code == 0, again.err
+
+
+def test_a_library_that_a_method_lacks_is_told_before_the_capture(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model_folder: Path, dataset_file: Path
+) -> None:
+    for module in [*sys.modules, "sklearn"]:
+        if module.partition(".")[0] == "sklearn":
+            monkeypatch.setitem(sys.modules, module, None)
+    finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--method", "kmeans")
+    assert finished.code == 1
+    assert "scikit-learn" in finished.err.splitlines()[-1]
+    assert "Capturing" not in finished.err
+
+
+def test_every_method_can_be_named() -> None:
+    assert get_args(get_args(_options.Method)[0]) == method_names()
+
+
 @pytest.mark.parametrize(
     ("options", "allowed"),
     [
@@ -101,6 +159,8 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
         (["--timeout", "nan"], "above 0"),
         (["--timeout", "inf"], "above 0"),
         (["--objective", "speed"], "agreement"),
+        (["--method", "magic"], "streaming_llm"),
+        (["--method", "full"], "streaming_llm"),
         (["--dtype", "int4"], "bfloat16"),
         (["--model", " "], "empty"),
     ],

@@ -175,6 +175,9 @@ def test_a_member_that_unpacks_to_too_much_is_not_read(
         ({"context": 3}, "field 'context' is the number 3"),
         ({"answers": "yes"}, "field 'answers' is the text 'yes', and must be a list of texts"),
         ({"answers": [1]}, "field 'answers' is the number 1"),
+        ({"all_classes": "City"}, "field 'all_classes' is the text 'City', and must be a list of texts"),
+        ({"all_classes": {}}, "field 'all_classes' is an object"),
+        ({"all_classes": ["City", None]}, "an item of"),
         ({"_id": [1]}, "field '_id' is a list"),
         ({"context": " ", "input": ""}, "'context' and 'input' are both blank"),
     ],
@@ -190,6 +193,14 @@ def test_rows_that_break_the_format_are_named(tmp_path: Path, changes: dict[str,
 def test_missing_fields_are_named(tmp_path: Path, field: str) -> None:
     file = write(tmp_path / "qasper.jsonl", {k: v for k, v in record().items() if k != field})
     assert f"{file}, line 1: field '{field}' is missing" in failure(tmp_path)
+
+
+def test_classes_are_read_where_a_task_has_them(tmp_path: Path) -> None:
+    classes = ["City", "Order, rank"]
+    assert only_row("trec", tmp_path / "list", all_classes=classes).all_classes == ("City", "Order, rank")
+    assert only_row("trec", tmp_path / "null", all_classes=None).all_classes == ()
+    file = write(tmp_path / "trec.jsonl", {k: v for k, v in record().items() if k != "all_classes"})
+    assert load_longbench("trec", file.parent, None).rows[0].all_classes == ()
 
 
 def test_a_row_without_an_id_gets_one(tmp_path: Path) -> None:

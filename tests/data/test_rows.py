@@ -63,10 +63,27 @@ def test_the_content_hash_covers_every_field_and_nothing_else() -> None:
         [row("a"), row("b", id="i")],
         [row("a"), row("b", answers=("x",))],
         [row("a"), row("b", max_new_tokens=3)],
+        [row("a"), row("b", all_classes=("x",))],
     ]
     hashes = {make_dataset("d", "s", "", rows).content_hash for rows in changed} | {base.content_hash}
     assert len(hashes) == len(changed) + 1
     assert len(base.content_hash) == 64
+
+
+def test_rows_without_classes_have_the_hash_they_had_before_there_were_classes() -> None:
+    fields = {
+        "id": "i",
+        "messages": [{"role": "user", "content": "a"}],
+        "context": "",
+        "question": "",
+        "question_start": None,
+        "answers": [],
+        "max_new_tokens": None,
+        "use_chat_template": True,
+        "answer_prefix": "",
+    }
+    expected = hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + b"\n").hexdigest()
+    assert make_dataset("d", "s", "", [row("a", id="i")]).content_hash == expected
 
 
 def test_no_rows_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: importances that a prefix can have, and methods with any valid parameters."""
+"""Hypothesis strategies: what can be observed of a prefix, and methods with any valid parameters."""
 
 import numpy as np
 import torch
@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, Method, Observation, SnapKV, StreamingLLM, TopK
+from clusterprof.methods import (
+    H2O,
+    ClusterAttn,
+    DBSCANClusters,
+    KMeansClusters,
+    MethodConfig,
+    NGram,
+    Observation,
+    SnapKV,
+    StreamingLLM,
+    TopK,
+)
 
 # Multiples of 1/1024, so that sums and comparisons are exact in float32; see tests/reference/selection.py.
 UNIT = 1 / 1024
@@ -38,7 +49,19 @@ def importances(*, rows: int, heads: int, longest: int = 50) -> st.SearchStrateg
 
 
 def observed(importance: Tensor) -> Observation:
+    """For methods that need nothing else."""
     return Observation(importance, window=4)
+
+
+@st.composite
+def observations(draw: st.DrawFn, *, rows: int, heads: int) -> Observation:
+    """All that any method may need; the accumulated attention ranks the tokens unlike the window's."""
+    importance = draw(importances(rows=rows, heads=heads))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    accumulated = torch.rand(importance.shape, generator=generator) ** 4 * 100
+    words = draw(st.sampled_from([0, 0.3, 0.8, 1]))
+    word_starts = torch.rand(rows, importance.shape[-1], generator=generator) < words
+    return Observation(importance, draw(st.integers(0, 9)), accumulated, word_starts)
 
 
 def odd(highest: int) -> st.SearchStrategy[int]:
@@ -54,10 +77,14 @@ def clusterattns() -> st.SearchStrategy[ClusterAttn]:
     )
 
 
-def methods() -> st.SearchStrategy[Method]:
+def methods() -> st.SearchStrategy[MethodConfig]:
     return st.one_of(
         clusterattns(),
-        st.builds(SnapKV, kernel_size=odd(63)),
-        st.builds(StreamingLLM, initial_tokens=st.integers(0, 80)),
+        st.builds(SnapKV, kernel_size=odd(63), pooling=st.sampled_from(["avg", "max"])),
+        st.builds(StreamingLLM, initial_tokens=st.integers(0, 80), evict_while_decoding=st.booleans()),
         st.just(TopK()),
+        st.builds(H2O, recent_share=st.floats(0, 1), evict_while_decoding=st.booleans()),
+        st.builds(KMeansClusters, clusters=st.integers(1, 8) | st.just(1_000_000)),
+        st.builds(DBSCANClusters, eps=st.floats(0, 1, exclude_min=True), min_samples=st.integers(1, 9)),
+        st.builds(NGram, n=st.integers(1, 4)),
     )

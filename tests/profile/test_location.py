@@ -25,6 +25,13 @@ def test_default_path(model_id: str, dataset: str, expected: str) -> None:
     assert profile_path(model_id, dataset, 256) == Path(expected)
 
 
+def test_another_methods_profile_has_its_name() -> None:
+    assert profile_path("builtin", "needle", 256, "clusterattn") == Path("profiles/builtin/needle-256.json")
+    assert profile_path("builtin", "needle", 256, "h2o") == Path("profiles/builtin/needle-256-h2o.json")
+    # A dataset cannot pass for a method.
+    assert profile_path("builtin", "needle-256-h2o", 256) != profile_path("builtin", "needle", 256, "h2o")
+
+
 @settings(deadline=None)
 @given(st.text() | st.sampled_from(["../../x", "..", "/", "", "a/../..", "~/x", "\0", "x" * 5000]), st.text())
 def test_default_path_never_escapes(model_id: str, dataset: str) -> None:

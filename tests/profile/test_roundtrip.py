@@ -29,6 +29,12 @@ json_value: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+parameter = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
+searched: st.SearchStrategy[Any] = st.one_of(
+    st.lists(count, min_size=2, max_size=2).map(sorted),
+    st.lists(value, min_size=2, max_size=2).map(sorted),
+    st.lists(sample_id, min_size=1, max_size=4),
+)
 method = st.one_of(
     st.builds(ClusterAttn, num_block=st.integers(1, 64), theta=share, gap_pool=st.sampled_from([1, 3, 15])),
     st.builds(SnapKV, kernel_size=st.sampled_from([1, 5, 15])),
@@ -58,7 +64,7 @@ def documents(draw: st.DrawFn) -> Document:
     score = {"objective": draw(label), "value": draw(value), "samples": draw(positive)}
     interval = draw(st.none() | st.lists(value, min_size=2, max_size=2).map(sorted))
     result["results"]["held_out"] = {**score, "interval_95": interval}
-    result["search"]["theta_range"] = draw(st.none() | st.lists(share, min_size=2, max_size=2).map(sorted))
+    result["search"]["space"] = draw(st.dictionaries(parameter, searched, max_size=16))
     created = draw(st.datetimes(min_value=datetime(1970, 1, 1)))
     result["environment"]["created"] = created.isoformat() + "Z"
     return result

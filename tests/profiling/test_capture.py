@@ -103,6 +103,27 @@ def test_holds_full_and_sliding_layers_of_a_hybrid_model() -> None:
     check_layers(model, found)
 
 
+@torch.no_grad()
+def test_holds_the_sums_of_all_queries_and_the_words() -> None:
+    model = tiny_qwen3(eos_token_id=None)
+    words = torch.arange(LENGTH) % 4 == 0
+    found = capture(model, accumulate=True, word_starts=words)
+    model.set_attn_implementation("eager")
+    for i, weights in enumerate(model(PROMPT, output_attentions=True).attentions):
+        sums = weights[0].sum(dim=1).view(2, -1, LENGTH).mean(dim=1)[:, :-WINDOW]
+        accumulated = found.layers[i].accumulated
+        assert accumulated is not None
+        torch.testing.assert_close(accumulated, sums, atol=1e-5, rtol=1e-5)
+        assert torch.equal(found.observation.accumulated[i], accumulated)  # type: ignore[index]
+    assert torch.equal(found.word_starts, words)  # type: ignore[arg-type]
+    assert torch.equal(found.observation.word_starts, words[:-WINDOW].expand(2, -1))  # type: ignore[arg-type]
+    # All else is as without.
+    plain = capture(tiny_qwen3(eos_token_id=None))
+    assert plain.layers[0].accumulated is plain.word_starts is None
+    assert torch.equal(plain.tokens, found.tokens)
+    assert torch.equal(plain.observation.importance, found.observation.importance)
+
+
 def test_attention_that_is_not_finite_names_its_layer() -> None:
     model = tiny_llama(num_hidden_layers=3)
     with torch.no_grad():

@@ -13,7 +13,8 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture, capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.replay import replay
-from clusterprof.profiling.search import SearchSpace, search, theta_range
+from clusterprof.profiling.search import search
+from clusterprof.profiling.spaces import search_space
 from clusterprof.runtime.selection import kept_positions
 from tests.profiling.subjects import generated
 from tests.profiling.test_replay import assert_equal_trials
@@ -68,10 +69,9 @@ def test_keeping_everything_changes_nothing(real_model: RealModel, found: Captur
 
 def test_search_finds_at_least_the_paper_default(real_model: RealModel, found: Capture) -> None:
     evaluator = Evaluator(real_model[0], [found])
-    low, high = theta_range([found], 128)
-    assert low <= COMPRESSION.method.theta <= high  # type: ignore[union-attr]
     study = optuna.create_study(direction="maximize")
-    space = SearchSpace(128, 32, (low, high))
+    space = search_space("clusterattn", [found], 128, 32)
+    assert space.compression(space.first) == COMPRESSION
     search(
         study,
         evaluator,

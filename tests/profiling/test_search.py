@@ -6,6 +6,7 @@ from typing import Literal
 import optuna
 import pytest
 import torch
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from clusterprof.errors import ClusterprofError, CompressionError
@@ -13,10 +14,19 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
-from clusterprof.profiling.search import SearchSpace, finished, open_study, search
+from clusterprof.profiling.search import finished, open_study, search
+from clusterprof.profiling.spaces import SearchSpace
 
 Point = tuple[int, float]
-SPACE = SearchSpace(size=256, window=32, theta_range=(1e-4, 0.5))
+SPACE = SearchSpace(
+    ClusterAttn.paper_default(256),
+    size=256,
+    window=32,
+    distributions={
+        "num_block": IntDistribution(1, 32),
+        "theta": FloatDistribution(1e-4, 0.5, log=True),
+    },
+)
 DEFAULT = (8, 2e-3)
 
 

@@ -45,6 +45,9 @@ def assert_equal_captures(found: Capture, expected: Capture) -> None:
     assert found.scaling == expected.scaling
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.log_probs, expected.log_probs)
+    assert (found.word_starts is None) == (expected.word_starts is None)
+    if expected.word_starts is not None:
+        assert torch.equal(found.word_starts, expected.word_starts)  # type: ignore[arg-type]
     assert list(found.layers) == list(expected.layers)
     for i, layer in expected.layers.items():
         for field in fields(LayerCapture):
@@ -70,6 +73,34 @@ def test_round_trip(tmp_path: Path, model: PreTrainedModel, found: Capture) -> N
     first, second = (replay(model, each, kept) for each in (found, loaded))
     assert all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(Replay))
     assert names(tmp_path) == [store.path(IDS, WINDOW).name]
+
+
+def test_words_survive(tmp_path: Path, model: PreTrainedModel) -> None:
+    found = capture(model, decode_tokens=2, word_starts=torch.arange(60) % 3 == 0)
+    loaded = store_in(tmp_path).save(IDS, found)
+    assert_equal_captures(loaded, found)
+    assert loaded.word_starts is not None
+    assert loaded.word_starts.dtype == torch.bool
+
+
+def test_one_with_sums_serves_those_without_and_not_the_other_way(
+    tmp_path: Path, model: PreTrainedModel, found: Capture
+) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    assert store.load(IDS, WINDOW, accumulated=True) is None
+    summed = capture(model, decode_tokens=4, accumulate=True)
+    assert_equal_captures(store.save(IDS, summed), summed)
+    for accumulated in (False, True):
+        loaded = store.load(IDS, WINDOW, accumulated=accumulated)
+        assert loaded is not None
+        assert_equal_captures(loaded, summed)
+    # Damaged, it is none, and the other one is still there.
+    store.path(IDS, WINDOW, accumulated=True).write_bytes(b"garbage")
+    assert store.load(IDS, WINDOW, accumulated=True) is None
+    loaded = store.load(IDS, WINDOW)
+    assert loaded is not None
+    assert_equal_captures(loaded, found)
 
 
 def test_layers_come_back_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -278,7 +309,7 @@ def test_what_a_killed_process_left_half_written_counts_and_goes_first(
 def test_a_capture_that_is_gone_at_once_is_used_from_memory(
     tmp_path: Path, found: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CaptureStore, "load", lambda self, ids, window: None)
+    monkeypatch.setattr(store_module, "_load", lambda path: None)
     assert store_in(tmp_path).save(IDS, found) is found
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clusterprof.methods import ClusterAttn
 from clusterprof.profiling.capture import Capture, LayerCapture
-from clusterprof.profiling.search import SearchSpace, theta_range
+from clusterprof.profiling.spaces import theta_range
 
 LENGTH = 600
 
@@ -50,9 +50,7 @@ def test_is_ordered_valid_and_holds_the_default(importance: Tensor, size: int) -
     for theta in (low, high):
         # One digit.
         assert float(f"{theta:.0e}") == theta
-        assert SearchSpace(max(size, 34), 32, (low, high)).compression(1, theta).method == ClusterAttn(
-            num_block=1, theta=theta
-        )
+        assert ClusterAttn(num_block=1, theta=theta).theta == theta
 
 
 def test_ends_are_where_theta_stops_to_matter() -> None:

@@ -39,8 +39,8 @@ class Listener:
     def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
         self.events.append(("captured", prompt.id, seconds > 0, error))
 
-    def searching(self, study: str, storage: str, done: int) -> None:
-        self.events.append(("searching", done))
+    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
+        self.events.append(("searching", done, trials))
 
     def tried(self, trial: FrozenTrial, best: FrozenTrial | None) -> None:
         assert best is not None
@@ -114,7 +114,7 @@ def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Pa
     assert listener.events == [
         ("prepared", 3, 1),
         *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
-        ("searching", 0),
+        ("searching", 0, 4),
         *(("tried", number) for number in range(4)),
         ("comparing", 5),
     ]
@@ -132,7 +132,7 @@ def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
     second = run(loaded, tmp_path, trials=6, storage=None, listener=listener)
     assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
     assert listener.events[4:] == [
-        ("searching", 3),
+        ("searching", 3, 6),
         *(("tried", number) for number in (3, 4, 5)),
         ("comparing", 5),
     ]
@@ -148,6 +148,7 @@ def test_other_settings_are_another_study(loaded: Loaded, tmp_path: Path) -> Non
         {"size": 41},
         {"seed": 1},
         {"objective": "kl"},
+        {"method": "snapkv"},
         {"data": dataset((91,))},
     ]
     names = [

@@ -30,6 +30,9 @@ class NaiveRow:
         How many slots the prompt took when its turn was over.
     prompt_end
         The position after the prompt's last token.
+    received
+        By layer and KV head: what each token, evicted or not, was paid by all queries so far, as a mean over the
+        query heads of the group.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class NaiveRow:
         self.compressible = [layer for layer in range(layers) if kinds[layer] == "full_attention"]
         # By layer and query head: for each of the latest queries, what it paid to each position.
         self.attention: list[list[list[dict[int, float]]]] = [[[] for _ in range(self.heads)] for _ in kinds]
+        self.received: list[list[dict[int, float]]] = [[{} for _ in range(kv_heads)] for _ in kinds]
         self.length = self.prompt_slots = self.prompt_end = 0
         self.compressed = False
 
@@ -81,12 +85,14 @@ class NaiveRow:
             self.prompt_slots, self.prompt_end = self.stored, self.length
         else:
             self._hold_budget()
+            self._hold_size()
         return logits
 
     def decode(self, token: int) -> Tensor:
         """Feed one token; logits ``(vocabulary,)``."""
         logits = self._forward(torch.tensor([token]))
         self._hold_budget()
+        self._hold_size()
         return logits[0]
 
     def feed_outside(self, tokens: Tensor) -> Tensor:
@@ -132,6 +138,9 @@ class NaiveRow:
         weights = (keys[seen] @ query).softmax(dim=-1)
         queries = self.attention[layer][head]
         queries.append(dict(zip(seen, weights.tolist(), strict=True)))
+        received = self.received[layer][head // self.group]
+        for position, weight in queries[-1].items():
+            received[position] = received.get(position, 0.0) + weight / self.group
         del queries[: -self.window]
         return weights @ values[seen]
 
@@ -145,7 +154,19 @@ class NaiveRow:
         self, layer: int, head: int, positions: Sequence[int], budget: int, observers: int
     ) -> list[int]:
         importance = [self._importance(layer, head, position, observers) for position in positions]
-        observation = Observation(torch.tensor([[importance]]), window=observers)
+        return self._chosen(layer, head, positions, importance, budget, self.window)
+
+    def _chosen(
+        self,
+        layer: int,
+        head: int,
+        positions: Sequence[int],
+        importance: list[float],
+        budget: int,
+        window: int,
+    ) -> list[int]:
+        received = torch.tensor([[[self.received[layer][head][position] for position in positions]]])
+        observation = Observation(torch.tensor([[importance]]), window=window, accumulated=received)
         (chosen,) = self.method.select(observation, budget)[0].tolist()
         return [positions[index] for index in chosen]
 
@@ -176,6 +197,18 @@ class NaiveRow:
                 before, window = generated[: -self.window], generated[-self.window :]
                 chosen = self._select(layer, head, before, len(before) - excess, self.window)
                 self.slots[layer][head] = prompt + chosen + window
+
+    def _hold_size(self) -> None:
+        """Where the method evicts while decoding: padding goes, then what it does not choose of all that is left."""
+        if not getattr(self.method, "evict_while_decoding", False):
+            return
+        for layer in self.compressible:
+            for head, slots in enumerate(self.slots[layer]):
+                while len(slots) > self.size and slots[0] < 0:
+                    del slots[0]
+                if len(slots) > self.size:
+                    unknown = [0.0] * len(slots)
+                    self.slots[layer][head] = self._chosen(layer, head, slots, unknown, self.size, window=0)
 
 
 def _attention(

@@ -114,6 +114,103 @@ def select_streaming_llm(length: int, budget: int, initial_tokens: int) -> list[
     return [*range(initial), *range(length - recent, length)]
 
 
+def select_h2o(accumulated: Sequence[float], budget: int, window: int, recent_share: float) -> list[int]:
+    """Keep the latest tokens and, of those before them, the ones with the highest accumulated attention.
+
+    Parameters
+    ----------
+    accumulated
+        Attention that each of `L_pre` prefix tokens got from all queries.
+    budget
+        Number of prefix positions to keep.
+    window
+        Tokens after the prefix, all of them kept; they count as recent.
+    recent_share
+        Share of `budget + window` tokens that are to be recent.
+
+    Returns
+    -------
+    list[int]
+        Exactly `min(budget, L_pre)` positions of the prefix, ascending.
+    """
+    prefix_length = len(accumulated)
+    recent = round((budget + window) * recent_share)
+    kept: list[int] = []
+    for position in reversed(range(prefix_length + window)):
+        if recent == 0:
+            break
+        recent -= 1
+        if position < prefix_length and len(kept) < budget:
+            kept.append(position)
+    older = [position for position in range(prefix_length) if position not in kept]
+    scores = [Fraction(value) for value in accumulated]
+    return sorted([*kept, *_highest(older, scores, budget - len(kept))])
+
+
+def select_ngram(importance: Sequence[float], word_starts: Sequence[bool], budget: int, n: int) -> list[int]:
+    """Keep the words of the most important tokens together with their neighbours.
+
+    Parameters
+    ----------
+    importance
+        P of one head over the prefix, `L_pre` values.
+    word_starts
+        Whether a word begins with a token; the first token begins one in any case.
+    budget
+        Number of prefix positions to keep.
+    n
+        A word brings along `(n - 1) // 2` words before it and `n // 2` after it.
+
+    Returns
+    -------
+    list[int]
+        Exactly `min(budget, L_pre)` positions, ascending; of the last words maybe only the first tokens.
+    """
+    words: list[list[int]] = []
+    for position, starts in enumerate(word_starts):
+        if starts or not words:
+            words.append([])
+        words[-1].append(position)
+    priority = [Fraction(0) for _ in importance]
+    for index, word in enumerate(words):
+        score = max(Fraction(importance[position]) for position in word)
+        for together in words[max(0, index - (n - 1) // 2) : index + n // 2 + 1]:
+            for position in together:
+                priority[position] = max(priority[position], score)
+    return sorted(_highest(range(len(priority)), priority, budget))
+
+
+def select_clusters(importance: Sequence[float], budget: int, labels: Sequence[int]) -> list[int]:
+    """Keep whole clusters, by mean importance, until one does not fit; then the most important other tokens.
+
+    Parameters
+    ----------
+    importance
+        P of one head over the prefix, `L_pre` values.
+    budget
+        Number of prefix positions to keep.
+    labels
+        The cluster of each token; below zero it is in none.
+
+    Returns
+    -------
+    list[int]
+        Exactly `min(budget, L_pre)` positions, ascending. Of clusters with equal means the earlier comes first.
+    """
+    clusters: dict[int, list[int]] = {}
+    for position, label in enumerate(labels):
+        if label >= 0:
+            clusters.setdefault(label, []).append(position)
+    kept: list[int] = []
+    # The dictionary is in the order of first tokens, and the sort is stable.
+    for cluster in sorted(clusters.values(), key=lambda tokens: -_mean([importance[t] for t in tokens])):
+        if len(kept) + len(cluster) > budget:
+            break
+        kept += cluster
+    others = [position for position in range(len(importance)) if position not in kept]
+    return sorted([*kept, *_highest(others, [Fraction(value) for value in importance], budget - len(kept))])
+
+
 def _highest(positions: Iterable[int], scores: Sequence[Fraction], count: int) -> list[int]:
     return sorted(positions, key=lambda position: (-scores[position], position))[:count]
 

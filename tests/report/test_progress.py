@@ -44,7 +44,7 @@ def tune(progress: TuneProgress) -> None:
     progress.captured(prompts[0], 2.0, None)
     progress.captured(prompts[1], 0.0, None)
     progress.captured(prompts[2], 1.0, "out of memory")
-    progress.searching("places", STORAGE, 0)
+    progress.searching("places", STORAGE, 0, 2)
     progress.tried(trial(0, 0.5), trial(0, 0.5))
     progress.tried(trial(1, None), trial(0, 0.5))
     progress.tried(trial(2, 0.75), trial(2, 0.75))
@@ -68,6 +68,25 @@ def test_a_log_has_plain_lines() -> None:
     assert "Searching 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
 
 
+def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(size=64, method="topk", trials=50))
+    progress.searching("places", STORAGE, 0, 1)
+    only = optuna.trial.create_trial(value=0.5)
+    progress.tried(only, only)
+    assert file.getvalue().splitlines()[-1] == "Searching 1/1  best cosine 0.5000"
+
+
+def test_slow_captures_are_told_beforehand() -> None:
+    said = {}
+    for method in ("clusterattn", "h2o"):
+        log, file = console(terminal=False)
+        TuneProgress(log, TuneSettings(size=64, method=method)).prepared([prompt("one", 100)], 0)
+        said[method] = file.getvalue()
+    assert "h2o needs the attention of all queries" in said["h2o"]
+    assert "longer\n" not in said["clusterattn"]
+
+
 def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(size=64, window="query"))
@@ -81,7 +100,7 @@ def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
 
 def test_names_are_escaped() -> None:
     log, file = console(terminal=False)
-    TuneProgress(log, TuneSettings(size=64)).searching("a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0)
+    TuneProgress(log, TuneSettings(size=64)).searching("a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0, 50)
     line = file.getvalue().splitlines()[0]
     assert line.startswith("study    a\\x1b[2J\\nb ")
     assert "sqlite:///c\\x1b[2J" in line
@@ -93,7 +112,7 @@ def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(size=64, trials=1000))
-    progress.searching("places", STORAGE, 0)
+    progress.searching("places", STORAGE, 0, 1000)
     for number in range(1000):
         progress.tried(trial(number, 0.5), trial(0, 0.5))
     lines = [line for line in file.getvalue().splitlines() if line.startswith("Searching")]
@@ -115,7 +134,7 @@ def test_a_terminal_has_bars_that_end_with_the_context() -> None:
 def test_the_password_of_the_storage_is_not_shown(terminal: bool) -> None:
     out, file = console(terminal=terminal)
     with TuneProgress(out, TuneSettings(size=64)) as progress:
-        progress.searching("places", STORAGE, 7)
+        progress.searching("places", STORAGE, 7, 50)
     assert (
         "study    places, 7 trials from before (watch it with `optuna-dashboard postgresql://host/db`)"
         in (file.getvalue())
@@ -128,7 +147,7 @@ def test_time_left_is_bounded_by_the_timeout(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(size=64, trials=50, timeout=30.0))
-    progress.searching("places", STORAGE, 0)
+    progress.searching("places", STORAGE, 0, 50)
     progress.tried(trial(0, 0.5), trial(0, 0.5))
     assert "about 20 s left" in file.getvalue()
 
@@ -141,7 +160,7 @@ def test_an_interruption_says_what_is_kept() -> None:
     progress.prepared(prompts, 0)
     progress.captured(prompts[0], 1.0, None)
     assert "1 of 2 captures are finished and kept" in progress.interruption()
-    progress.searching("places", STORAGE, 3)
+    progress.searching("places", STORAGE, 3, 50)
     assert "the captures and 3 finished trials are kept" in progress.interruption()
     assert "run the same command again" in progress.interruption()
 

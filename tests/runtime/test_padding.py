@@ -35,6 +35,16 @@ def test_padding_elsewhere_is_refused(row: list[int]) -> None:
         left_padding(torch.tensor([[1, 1, 1, 1], row]), 2, 4)
 
 
+def test_a_row_of_an_unfinished_prompt_may_be_all_padding() -> None:
+    mask = torch.tensor([[0, 1, 1], [0, 0, 0]])
+    assert left_padding(mask, 2, 3, unfinished=True) == [1, 3]
+    additive = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
+    assert left_padding(additive, 1, 3, unfinished=True) == [3]
+    for row in ([1, 1, 0], [1, 0, 1]):
+        with pytest.raises(CompressionError, match="needs padding on the left"):
+            left_padding(torch.tensor([row]), 1, 3, unfinished=True)
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5), (4,), (2, 1, 4, 5)], ids=str)
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(CompressionError, match=r"shape \(batch, 4\)"):

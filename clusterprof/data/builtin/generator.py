@@ -99,7 +99,7 @@ def _generate_row(
     best, longest = None, 0
     for attempt in range(ATTEMPTS):
         rng = Random(f"{generator.name} {seed} {tokens} {index} {attempt}")  # noqa: S311
-        row, length = _fit(generator.draw(rng, index), tokenizer, tokens)
+        row, length = fit_row(generator.draw(rng, index), tokenizer, tokens)
         if row is None or row.messages in taken:
             continue
         if length >= SHORTEST * tokens:
@@ -113,8 +113,8 @@ def _generate_row(
     return best
 
 
-def _fit(make: Make, tokenizer: PreTrainedTokenizerBase, tokens: int) -> tuple[Row | None, int]:
-    """Find a number of units whose prompt is close under `tokens`; None if not even one unit fits."""
+def fit_row(make: Make, tokenizer: PreTrainedTokenizerBase, tokens: int) -> tuple[Row | None, int]:
+    """Find a number of units whose prompt is close under `tokens`, and its length; None if not even one unit fits."""
     best, longest = None, 0
     low, high = 0, tokens
     units = max(1, tokens // 25)

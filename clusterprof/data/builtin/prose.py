@@ -25,7 +25,12 @@ def sentences() -> tuple[str, ...]:
             paragraph = _MARKUP.sub("", " ".join(block.split()))
             if len(paragraph) >= 80 and paragraph.endswith(".") and paragraph[0].isupper():
                 paragraphs[paragraph] = None
-    return tuple(sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(paragraph))
+    return tuple(sentence for paragraph in paragraphs for sentence in split_sentences(paragraph))
+
+
+def split_sentences(text: str) -> tuple[str, ...]:
+    """Cut a text after every full stop, exclamation and question mark that a capital follows."""
+    return tuple(_SENTENCE_END.split(" ".join(text.split())))
 
 
 @cache

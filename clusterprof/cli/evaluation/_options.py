@@ -1,0 +1,136 @@
+"""The options of every benchmark, written once and put behind each command's own."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from clusterprof.cli import _options as opt
+
+_RUN = "Run"
+DEFAULT_METHODS = "clusterattn,snapkv,topk,streaming_llm,h2o"
+DEFAULT_SIZES = "256,512,1024"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is compared, on which model, and where the results go."""
+
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Methods with their papers' values, and profile files: clusterattn, snapkv, topk, streaming_llm, "
+            "h2o, kmeans, dbscan, ngram, path/to/profile.json. The full cache always takes part. "
+            "h2o+decode and streaming_llm+decode evict while decoding, too.",
+            rich_help_panel=_RUN,
+        ),
+    ] = DEFAULT_METHODS
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Prompt tokens kept per head.",
+            show_default=f"{DEFAULT_SIZES}, or those of the profiles",
+            rich_help_panel=_RUN,
+        ),
+    ] = None
+    window: opt.Window = 32
+    seed: opt.Seed = 0
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File of results, JSON lines; one that is there is continued.",
+            show_default="runs/BENCH-MODEL.jsonl",
+            rich_help_panel=_RUN,
+        ),
+    ] = None
+    model: opt.Model = None
+    revision: opt.Revision = None
+    dtype: opt.Dtype = "auto"
+    device: opt.Device = "auto"
+    attn: opt.Attention = "auto"
+    trust_remote_code: opt.TrustRemoteCode = False
+    as_json: opt.Json = False
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose first parameter is a `RunOptions`, the options of all benchmarks behind its own."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    hints = get_type_hints(RunOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(RunOptions)
+    ]
+
+    @wraps(command)
+    def wrapper(**given: Any) -> None:
+        command(RunOptions(**{field.name: given.pop(field.name) for field in fields(RunOptions)}), **given)
+
+    parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in own] + shared
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {it.name: it.annotation for it in parameters}
+    return wrapper
+
+
+def numbers_of(text: str, option: str, *, lowest: int) -> list[int]:
+    """Return the whole numbers of a list such as "256,512", each once.
+
+    Raises
+    ------
+    BadParameter
+        If something else is in it.
+    """
+    found = []
+    for part in names_of(text, option):
+        if not part.isascii() or not part.isdigit() or not lowest <= int(part[:12]) <= opt.MOST:
+            raise typer.BadParameter(
+                f"{part!r} is not a whole number from {lowest} to {opt.MOST}.", param_hint=option
+            )
+        found.append(int(part))
+    return found
+
+
+def names_of(text: str, option: str) -> list[str]:
+    """Return the parts of a list such as "a,b", each once.
+
+    Raises
+    ------
+    BadParameter
+        If one is empty.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise typer.BadParameter("it is a list such as a,b with nothing empty in it.", param_hint=option)
+    return list(dict.fromkeys(parts))
+
+
+Tokens = Annotated[str, typer.Option(metavar="N,N,...", help="Prompt lengths.", rich_help_panel="Data")]
+Longest = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=16,
+        max=opt.MOST,
+        help="Longest prompt; longer ones lose their middle.",
+        show_default="the model's context",
+        rich_help_panel="Data",
+    ),
+]
+Whole = Annotated[
+    bool,
+    typer.Option("--whole", help="Leave out prompts that would lose their middle.", rich_help_panel="Data"),
+]
+
+
+def samples_option(text: str) -> Any:
+    """An option for how many prompts are measured."""
+    return typer.Option(min=1, max=opt.MOST, help=text, rich_help_panel="Data")

@@ -1,0 +1,231 @@
+"""What every benchmark's command does: check, load, measure, show."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from clusterprof.cli._files import check_writable
+from clusterprof.cli._model import ModelChoice
+from clusterprof.cli._shell import print_json
+from clusterprof.cli.evaluation._options import DEFAULT_SIZES, RunOptions, names_of, numbers_of
+from clusterprof.errors import ClusterprofError, DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from clusterprof.data import Dataset, Row
+    from clusterprof.evaluation.contestants import Contestant
+    from clusterprof.evaluation.records import Record, RunFile
+    from clusterprof.evaluation.run import Benchmark
+    from clusterprof.evaluation.session import Session
+    from clusterprof.evaluation.tasks import Entrant, Task, TaskMaker
+    from clusterprof.report.evaluation_progress import EvaluationProgress
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command asks for.
+
+    Attributes
+    ----------
+    bench : Benchmark
+        What is measured.
+    tasks : callable
+        Makes the prompts, once there is a model.
+    decode_tokens : int
+        Of captures; 0 for benchmarks without.
+    longest : int, optional
+        Most tokens of a prompt.
+    whole : bool
+        Leave prompts out that would have to be cut.
+    entering : sequence of Entrant, optional
+        Who enters, where that is not what the options say.
+    """
+
+    bench: "Benchmark"
+    tasks: "Callable[[TaskMaker], list[Task]]"
+    decode_tokens: int = 0
+    longest: int | None = None
+    whole: bool = False
+    entering: "Sequence[Entrant] | None" = None
+
+
+def entering(options: RunOptions) -> "list[Entrant]":
+    """Who enters, by the options; profiles are read here."""
+    from clusterprof.evaluation.contestants import contestants
+    from clusterprof.evaluation.tasks import entrants
+
+    compared = contestants(names_of(options.methods, "--methods"))
+    return entrants(compared, sizes(options, compared), options.window)
+
+
+def sizes(options: RunOptions, compared: "Sequence[Contestant]" = ()) -> list[int]:
+    """The sizes that are asked for; by default the profiles' own, or a few."""
+    own = [contestant.size for contestant in compared if contestant.size is not None]
+    if options.sizes is None and own:
+        return own
+    return numbers_of(options.sizes or DEFAULT_SIZES, "--sizes", lowest=2)
+
+
+def check_replayable(entrants: "Sequence[Entrant]") -> None:
+    """Raise a BadParameter if one evicts at every step, which a replay of the full run's steps cannot show."""
+    evicting = next((it.contestant.label for it in entrants if it.evicts_decoded), None)
+    if evicting is not None:
+        raise typer.BadParameter(
+            f"{evicting} evicts while decoding, which is not measured here; needle, lines, longbench, perplexity and "
+            "samples do.",
+            param_hint="--methods",
+        )
+
+
+def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
+    """Measure what a command asks for, and show it.
+
+    Raises
+    ------
+    ClusterprofError
+        If something cannot be done as asked, or Ctrl-C ended it; what was measured until then is in the file.
+    """
+    from clusterprof.evaluation.records import open_run
+    from clusterprof.report.console import message_console, say
+    from clusterprof.report.evaluation_progress import EvaluationProgress
+    from clusterprof.text import one_line
+
+    entrants = entering(options) if plan.entering is None else plan.entering
+    console = message_console()
+    say(console, f"Loading {one_line(options.model or 'the default model')}")
+
+    # From here on it takes seconds, for torch alone.
+    from clusterprof.models import default_model
+
+    choice = ModelChoice(
+        options.model or default_model(),
+        options.revision,
+        options.dtype,
+        options.device,
+        options.attn,
+        options.trust_remote_code,
+    )
+    path = options.output or _default_path(plan.bench.name, choice.id)
+    check_writable(path, "results")
+    with open_run(path) as results, EvaluationProgress(console) as progress:
+        try:
+            session, tasks = _prepare(plan, choice, entrants, console)
+            records = _measure(session, plan.bench, tasks, entrants, results, progress)
+        except KeyboardInterrupt:
+            raise ClusterprofError(
+                f"Interrupted: {progress.done:,} of {progress.results:,} results are in {path}; run the same command "
+                "again to go on from there."
+            ) from None
+    say(console, f"Results are in {path}; make a page of them with")
+    say(console, f"  clusterprof report {path} -o report.html")
+    _show(records, path, as_json=options.as_json)
+    return session, records
+
+
+def _default_path(bench: str, model: str) -> Path:
+    from clusterprof.profile.location import model_name
+
+    return Path("runs") / f"{bench}-{model_name(model)}.jsonl"
+
+
+def _prepare(
+    plan: Plan, choice: ModelChoice, entrants: "Sequence[Entrant]", console: "Console"
+) -> "tuple[Session, list[Task]]":
+    from clusterprof.cache import cache_dir
+    from clusterprof.evaluation.session import Session
+    from clusterprof.evaluation.tasks import TaskMaker
+    from clusterprof.report.console import say
+
+    model, tokenizer = choice.load(console)
+    for entrant in entrants:
+        if entrant.contestant.profile is not None:
+            entrant.contestant.profile.check(model, tokenizer)
+    session = Session.open(model, tokenizer, cache_dir(), decode_tokens=plan.decode_tokens)
+    maker = TaskMaker(model, tokenizer, plan.longest, plan.whole)
+    tasks = plan.tasks(maker)
+    for count, what in (
+        (maker.left_out, "left out, because they would have to be cut"),
+        (maker.cut, "cut in the middle to fit"),
+    ):
+        if count:
+            say(console, f"prompts  {count:,} {what}")
+    if not tasks:
+        raise DataError("No prompt is left to measure anything on; allow longer prompts, or give more data.")
+    compressing = [it for it in entrants if it.size is not None]
+    if compressing and not any(it.evicts(task.prompt) for it in compressing for task in tasks):
+        longest = max(len(task.prompt.input_ids) for task in tasks)
+        smallest = min(it.size or 0 for it in compressing)
+        raise DataError(
+            f"Every prompt fits in the smallest size of {smallest} (the longest has {longest} tokens), so there is "
+            "nothing to compress; choose smaller --sizes or longer prompts."
+        )
+    return session, tasks
+
+
+def _measure(
+    session: "Session",
+    bench: "Benchmark",
+    tasks: "Sequence[Task]",
+    entrants: "Sequence[Entrant]",
+    results: "RunFile",
+    progress: "EvaluationProgress",
+) -> "list[Record]":
+    from clusterprof.evaluation.run import evaluate
+
+    records = evaluate(session, bench, tasks, entrants, results, progress)
+    if not records:
+        raise ClusterprofError("No prompt could be measured; the reasons are above.")
+    return records
+
+
+def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
+    from clusterprof.report.console import result_console, say
+    from clusterprof.report.evaluation_document import summary_document
+    from clusterprof.report.evaluation_tables import evaluation_notes, evaluation_tables
+
+    if as_json:
+        print_json({"results": str(path), **summary_document(records)})
+        return
+    console = result_console()
+    for table in evaluation_tables(records):
+        console.print(table)
+    for sentence in evaluation_notes(records):
+        say(console, sentence)
+
+
+def loaded_tasks(
+    dataset: str,
+    *,
+    tokens: int | None,
+    data_dir: Path | None,
+    templates: Path | None,
+    samples: int | None,
+    seed: int,
+    max_new_tokens: int | None = None,
+    check: "Callable[[Sequence[Row]], None] | None" = None,
+) -> "Callable[[TaskMaker], list[Task]]":
+    """A maker of tasks out of a dataset by its name, whose rows are checked now where that needs no tokenizer."""
+    from clusterprof.cli._data import load_rows
+    from clusterprof.data import sample_rows
+
+    def choose(loaded: "Dataset") -> "Sequence[Row]":
+        chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
+        if check is not None:
+            check(chosen)
+        return chosen
+
+    rows = load_rows(dataset, tokens, seed, data_dir, templates, None)
+    if rows is not None:
+        choose(rows)
+
+    def make(maker: "TaskMaker") -> "list[Task]":
+        loaded = rows or load_rows(dataset, tokens, seed, data_dir, templates, maker.tokenizer)
+        assert loaded is not None
+        labels = {} if tokens is None else {"tokens": tokens}
+        return maker.make(loaded.name, choose(loaded), max_new_tokens=max_new_tokens, labels=labels)
+
+    return make

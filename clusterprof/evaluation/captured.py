@@ -1,0 +1,69 @@
+"""Benchmarks on captures: they compare attention with the full run's, and need no answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterprof.evaluation import fit, hit_rate
+from clusterprof.evaluation.run import Measured
+from clusterprof.evaluation.tasks import Entrant, Task
+
+if TYPE_CHECKING:
+    from clusterprof.evaluation.session import Session
+
+
+@dataclass(frozen=True)
+class HitRateBenchmark:
+    """The paper's hit rate (Figure 4), which no method changes: only the full cache enters.
+
+    Attributes
+    ----------
+    window : int
+        Tokens of the observation window.
+    """
+
+    window: int
+    name: str = "hit-rate"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The window; the thresholds are the paper's."""
+        return {"window": self.window}
+
+    def measures(self, task: Task, entrant: Entrant) -> bool:
+        """Every entrant."""
+        return True
+
+    def measure(
+        self, session: Session, task: Task, entering: Sequence[Entrant]
+    ) -> Iterator[tuple[Entrant, Measured]]:
+        """Capture the task's prompt, and compare what window and answer look at."""
+        scores, curves = hit_rate.measure(session.capture(task, self.window))
+        for entrant in entering:
+            yield entrant, Measured(scores, curves)
+
+
+@dataclass(frozen=True)
+class FitBenchmark:
+    """How close each entrant's attention and next tokens stay to the full run's (Figures 6, 12, 13, Table 12)."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    def measures(self, task: Task, entrant: Entrant) -> bool:
+        """Those that evict something of the prompt; the rest are the full run."""
+        return entrant.evicts(task.prompt)
+
+    def measure(
+        self, session: Session, task: Task, entering: Sequence[Entrant]
+    ) -> Iterator[tuple[Entrant, Measured]]:
+        """Replay every entrant on the task's capture."""
+        for window in sorted({session.window(it, task) for it in entering}):
+            alike = [it for it in entering if session.window(it, task) == window]
+            needs = set().union(*(it.needs for it in alike))
+            capture = session.capture(task, window, accumulate="accumulated" in needs)
+            for entrant in alike:
+                assert entrant.compression is not None
+                yield entrant, Measured(*fit.measure(session.model, capture, entrant.compression))

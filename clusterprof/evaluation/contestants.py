@@ -1,0 +1,112 @@
+"""Contestants: the methods of a comparison, named with their papers' values or taken from profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterprof.errors import ClusterprofError
+from clusterprof.methods import default_method, method_names
+from clusterprof.profile import Compression, Profile
+from clusterprof.text import one_line
+
+if TYPE_CHECKING:
+    from clusterprof.methods import MethodConfig
+    from clusterprof.profile import Window
+
+FULL = "full"
+DECODE_SUFFIX = "+decode"
+# Characters of a file's name that a record has room for.
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method in a comparison.
+
+    Attributes
+    ----------
+    label : str
+        As tables and plots call it.
+    origin : str
+        Where its parameters are from.
+    at_size : callable, optional
+        The method at a size; None for the full cache.
+    window : int or "query", optional
+        A profile's own; None takes the run's.
+    size : int, optional
+        The only size it takes part at, a profile's; None for all.
+    profile : Profile, optional
+        The one it is from.
+    labels : tuple of (str, number or str)
+        What tells it from others of the same label.
+    """
+
+    label: str
+    origin: str
+    at_size: Callable[[int], MethodConfig] | None
+    window: Window | None = None
+    size: int | None = None
+    # Profiles cannot be hashed, and what is of one is in the other fields.
+    profile: Profile | None = field(default=None, compare=False)
+    labels: tuple[tuple[str, int | float | str], ...] = ()
+
+    def compression(self, size: int, window: Window) -> Compression:
+        """What it does at a size; ``window`` is the run's."""
+        assert self.at_size is not None
+        return Compression(size=size, window=self.window or window, method=self.at_size(size))
+
+
+def contestants(names: Sequence[str]) -> list[Contestant]:
+    """The contestants of these names, the full cache first.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Methods, which get their papers' values ("+decode" behind one lets it evict while decoding, too), and
+        profile files (with a slash, or ``.json`` at the end), each a method with its tuned values.
+
+    Raises
+    ------
+    ClusterprofError
+        If a name means nothing, or comes twice.
+    ProfileError
+        If a profile cannot be read.
+    """
+    found = [Contestant(FULL, "nothing is evicted", None)]
+    found += [
+        _profiled(Path(name)) if "/" in name or name.endswith(".json") else _named(name)
+        for name in names
+        if name != FULL
+    ]
+    labels = [contestant.label for contestant in found]
+    repeated = next((label for label in labels if labels.count(label) > 1), None)
+    if repeated is not None:
+        raise ClusterprofError(f"{repeated} takes part twice; name every method and every profile once.")
+    return found
+
+
+def _named(name: str) -> Contestant:
+    base, evicts = name.removesuffix(DECODE_SUFFIX), name.endswith(DECODE_SUFFIX)
+    if base not in method_names():
+        raise ClusterprofError(
+            f"There is no method {name!r}; the methods are {FULL}, {', '.join(method_names())}."
+        )
+    return Contestant(
+        name, "its paper's values", lambda size: default_method(base, size, evict_while_decoding=evicts)
+    )
+
+
+def _profiled(path: Path) -> Contestant:
+    profile = Profile.load(path)
+    compression = profile.compression
+    return Contestant(
+        f"{compression.method.name} ({one_line(path.stem, _SHOWN)})",
+        f"profile {one_line(path.name, _SHOWN)}, tuned on {one_line(profile.dataset.name, _SHOWN)}",
+        lambda size: compression.method,
+        window=compression.window,
+        size=compression.size,
+        profile=profile,
+    )

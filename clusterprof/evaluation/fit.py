@@ -1,0 +1,46 @@
+"""Fit: how close attention over a compressed cache stays to the full one's, head by head (paper, Figures 6 and 12)."""
+
+from dataclasses import fields
+
+from pydantic import JsonValue
+from transformers import PreTrainedModel
+
+from clusterprof.evaluation.records import numbers
+from clusterprof.profile import Compression
+from clusterprof.profiling.capture import Capture
+from clusterprof.profiling.replay import Replay, replay
+from clusterprof.runtime.selection import kept_positions
+
+
+def measure(
+    model: PreTrainedModel, capture: Capture, compression: Compression
+) -> tuple[dict[str, float], dict[str, JsonValue]]:
+    """Replay a compression on a capture.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model that was captured.
+    capture : Capture
+        Of a prompt longer than the compression's size, with what its method needs.
+    compression : Compression
+        Its window is the capture's.
+
+    Returns
+    -------
+    scores : dict of str to float
+        Means over steps, heads and layers of all that a :class:`Replay` has.
+    curves : dict of str to JSON value
+        "cosine_by_head" by layer and query head, a mean over steps; "layers", the indices of the layers, which
+        are those with full attention.
+
+    Raises
+    ------
+    CompressionError
+        If a result is not finite; it names the layer.
+    """
+    kept = kept_positions(compression.method, capture.observation, compression.size)
+    result = replay(model, capture, kept)
+    scores = {field.name: float(getattr(result, field.name).mean()) for field in fields(Replay)}
+    by_head = numbers(result.cosine.mean(dim=-1).tolist())
+    return scores, {"cosine_by_head": by_head, "layers": list(capture.layers)}

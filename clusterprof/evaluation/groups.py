@@ -1,0 +1,141 @@
+"""Groups of records that may be compared, and what their methods and labels are."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterprof.errors import DataError
+from clusterprof.evaluation.contestants import FULL
+from clusterprof.methods import method_names
+from clusterprof.text import one_line
+
+if TYPE_CHECKING:
+    from clusterprof.evaluation.records import Record
+
+SNAPKV = "snapkv"
+ABLATION = "ablation"
+Value = int | float | str
+# What an ablation varies in a method.
+VARIED = ("num_block", "theta", "n")
+# Labels that say what was done to a prompt, not which prompt it was.
+_NOT_OF_THE_PROMPT = (*VARIED, "fits")
+# A run that was continued on another day is the same run.
+_OF_THE_DAY = ("created",)
+_SHOWN = 60
+
+PromptKey = tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Results that may be compared with one another: one benchmark, on one model, run in one way."""
+
+    bench: str
+    environment: Mapping[str, str]
+    records: tuple[Record, ...]
+
+
+def comparable(records: Iterable[Record]) -> list[Group]:
+    """Put records into groups within which comparing is fair, in the order in which they first come.
+
+    Records with the same key count once. What ran on another model, device, backend or version is in a group of
+    its own. Profiles whose files differ in their sizes only become one method, "snapkv (needle-128)" at size 128
+    and so on becoming "snapkv (needle)"; a method with several observation windows becomes several.
+
+    Raises
+    ------
+    DataError
+        If a group has two results of a method for the same prompt, so that neither can be believed.
+    """
+    by_key = {record.key: record for record in records}
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = defaultdict(list)
+    for record in by_key.values():
+        environment = {name: value for name, value in record.environment.items() if name not in _OF_THE_DAY}
+        groups[record.bench, tuple(sorted(environment.items()))].append(record)
+    return [_group(members) for members in groups.values()]
+
+
+def _group(records: Sequence[Record]) -> Group:
+    renamed = _named_alike(records)
+    seen = set()
+    for record in renamed:
+        varied = tuple(label_of(record, name) for name in VARIED) if record.bench == ABLATION else ()
+        one = (record.method, record.size, varied, prompt_key(record))
+        if one in seen:
+            size = "" if record.size is None else f" at size {record.size}"
+            raise DataError(
+                f"There are two different {record.bench} results of {record.method}{size} for the prompt "
+                f"{one_line(record.prompt, _SHOWN)} of {record.dataset}; report one run at a time."
+            )
+        seen.add(one)
+    return Group(records[0].bench, records[0].environment, tuple(renamed))
+
+
+def _named_alike(records: Sequence[Record]) -> list[Record]:
+    names = {id(record): _without_size(record) for record in records}
+    windows: dict[str, set[int | str | None]] = defaultdict(set)
+    for record in records:
+        windows[names[id(record)]].add(record.window)
+    for record in records:
+        name = names[id(record)]
+        if len(windows[name]) > 1:
+            names[id(record)] = f"{name}, window {record.window}"
+    return [record.model_copy(update={"method": names[id(record)]}) for record in records]
+
+
+def _without_size(record: Record) -> str:
+    """The name, less what a profile's file is by default called by: "snapkv (needle-128-snapkv)" at size 128."""
+    ends = rf"-{record.size}(-{re.escape(base_method(record))})?\)$"
+    return re.sub(ends, ")", record.method)
+
+
+def prompt_key(record: Record) -> PromptKey:
+    """Return what two records have in common exactly if they are of the same prompt."""
+    labels = (
+        f"{name}={value}" for name, value in sorted(record.labels.items()) if name not in _NOT_OF_THE_PROMPT
+    )
+    return (record.dataset, record.prompt, record.prompt_tokens, *labels)
+
+
+def label_of(record: Record, name: str) -> Value:
+    """Return what a record is grouped by: one of its labels, its "dataset", what is varied, or an empty text."""
+    if name in record.labels:
+        return record.labels[name]
+    if name in VARIED:
+        value = record.parameters.get(name, "")
+        return value if isinstance(value, Value) else ""
+    return {"dataset": record.dataset, "tokens": record.prompt_tokens}.get(name, "")
+
+
+def ordered(values: Iterable[Value]) -> list[Value]:
+    """Return each value once, numbers first and sorted, then texts in the order in which they come."""
+    once = dict.fromkeys(values)
+    numbers = sorted(value for value in once if not isinstance(value, str))
+    return [*numbers, *(value for value in once if isinstance(value, str))]
+
+
+def methods_in(records: Iterable[Record]) -> list[str]:
+    """Return the methods that records are of: the full cache, then as the methods are listed, profiles last."""
+    listed = (FULL, *method_names())
+    bases = {record.method: base_method(record) for record in records}
+
+    def rank(method: str) -> tuple[int, bool, str]:
+        base = bases[method]
+        return listed.index(base) if base in listed else len(listed), method != base, method
+
+    return sorted(bases, key=rank)
+
+
+def references(records: Sequence[Record]) -> list[str]:
+    """Return what every method is held against: the full cache, and SnapKV with its paper's and with tuned values."""
+    bases = {record.method: base_method(record) for record in records}
+    return [method for method in methods_in(records) if bases[method] in (FULL, SNAPKV)]
+
+
+def base_method(record: Record) -> str:
+    """Return the method a record is of, whatever it is called there: "snapkv" for a profile of SnapKV."""
+    return str(record.parameters.get("name", record.method))

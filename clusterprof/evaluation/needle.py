@@ -1,0 +1,134 @@
+"""Needle in a haystack: lengths by depths, with several needles and haystacks (the paper's Figures 7 and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from clusterprof.data.builtin.generator import fit_row
+from clusterprof.data.builtin.needle import CITIES
+from clusterprof.data.builtin.prose import sentences, split_sentences
+from clusterprof.data.rows import Row, question_row
+from clusterprof.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from clusterprof.evaluation.tasks import Task, TaskMaker
+
+MAX_NEW_TOKENS = 32
+FOODS = ("a sandwich", "a bowl of noodles", "an apple pie", "a plate of dumplings", "a cheese omelette")
+PLACES = ("Dolores Park", "Harbour Square", "the Botanical Garden", "Castle Meadow", "the Old Orchard")
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A sentence to hide, the question it answers, and what the answer has to hold."""
+
+    kind: str
+    statement: str
+    question: str
+    answer: str
+
+
+def _number(rng: Random, city: str) -> Needle:
+    number = str(rng.randrange(10**4, 10**7))
+    return Needle(
+        "number",
+        f"The special magic number for {city} is: {number}.",
+        f"What is the special magic number for {city} mentioned in the text above?",
+        number,
+    )
+
+
+def _activity(rng: Random, city: str) -> Needle:
+    food, place = rng.choice(FOODS), rng.choice(PLACES)
+    return Needle(
+        "activity",
+        f"The best thing to do in {city} is eat {food} and sit in {place} on a sunny day.",
+        f"What is the best thing to do in {city}, according to the text above?",
+        place,
+    )
+
+
+def _departure(rng: Random, city: str) -> Needle:
+    time = f"{rng.randrange(18, 24)}:{rng.randrange(10, 60)}"
+    return Needle(
+        "departure",
+        f"The night train to {city} leaves from platform {rng.randrange(1, 20)} at {time}.",
+        f"At what time does the night train to {city} leave, according to the text above?",
+        time,
+    )
+
+
+KINDS = (_number, _activity, _departure)
+
+
+def needle_tasks(
+    maker: TaskMaker,
+    *,
+    tokens: Sequence[int],
+    depths: int,
+    samples: int,
+    seed: int,
+    haystack: str | None,
+) -> list[Task]:
+    """The prompts of the grid: every length at every depth, ``samples`` times.
+
+    The needle stands at a sentence's end, depth 0 before all of them and depth 1 after; kinds of needle take
+    turns, and each prompt's haystack starts at another sentence.
+
+    Parameters
+    ----------
+    tokens : sequence of int
+        Prompt lengths; a prompt is at most so long, and less than one sentence shorter where that is possible.
+    depths : int
+        How many, evenly from 0 to 1.
+    haystack : str, optional
+        Text to hide the needles in; by default CPython's language reference.
+
+    Raises
+    ------
+    DataError
+        If a haystack has too few sentences, or a length is too short for a question.
+    """
+    text = sentences() if haystack is None else split_sentences(haystack)
+    if len(text) < 10:
+        raise DataError(
+            f"The haystack has {len(text)} sentences, and at least 10 are needed; give a longer text."
+        )
+    tasks = []
+    for length in tokens:
+        for step in range(depths):
+            depth = step / (depths - 1) if depths > 1 else 0.5
+            for sample in range(samples):
+                rng = Random(f"needle {seed} {length} {step} {sample}")  # noqa: S311
+                needle = KINDS[(step + sample) % len(KINDS)](rng, rng.choice(CITIES))
+                row = _row(needle, text, rng.randrange(len(text)), depth, length, maker.tokenizer)
+                row = replace(row, id=f"{length}-{step}-{sample}-{seed}")
+                labels = {"tokens": length, "depth": round(depth, 4), "needle": needle.kind}
+                tasks += maker.make("needle", [row], labels=labels, references=(needle.statement,))
+    return tasks
+
+
+def _row(
+    needle: Needle,
+    text: Sequence[str],
+    start: int,
+    depth: float,
+    tokens: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Row:
+    def make(units: int) -> Row:
+        hay = [text[(start + offset) % len(text)] for offset in range(units)]
+        hay.insert(round(depth * units), needle.statement)
+        return question_row(
+            " ".join(hay), needle.question, answers=(needle.answer,), max_new_tokens=MAX_NEW_TOKENS
+        )
+
+    row, _ = fit_row(make, tokenizer, tokens)
+    if row is None:
+        raise DataError(f"No needle prompt fits in {tokens} tokens of this tokenizer; raise --tokens.")
+    return row

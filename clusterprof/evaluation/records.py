@@ -1,0 +1,188 @@
+"""Records: what was measured, one JSON line each, in a file that a run appends to and continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from clusterprof.data.files import MAX_LINE_BYTES
+from clusterprof.errors import DataError
+from clusterprof.profile.fields import (
+    Count,
+    FiniteJson,
+    Label,
+    Line,
+    PositiveCount,
+    SampleId,
+    SchemaVersion,
+    Sha256,
+    Value,
+    Window,
+)
+from clusterprof.profile.files import first_problem
+from clusterprof.text import one_line
+
+Name = Annotated[Label, Field(max_length=100)]
+
+
+class Record(BaseModel):
+    """One prompt under one method at one size.
+
+    Attributes
+    ----------
+    key : str
+        SHA-256 in hex over everything that determines the result; see :func:`record_key`.
+    bench : str
+        The benchmark, such as "needle".
+    environment : dict
+        Model id, dtype, device, attention backend and versions.
+    dataset, prompt, prompt_tokens
+        Where the prompt is from, its id there, and its length.
+    labels : dict
+        What the benchmark groups by, such as ``{"tokens": 2000, "depth": 0.25}``.
+    method : str
+        As tables and plots call it, such as "snapkv" or a profile's name.
+    origin : str
+        Where the method's parameters are from: its paper's values, or which profile.
+    parameters : dict
+        The method's own, its name included; ``{"name": "full"}`` for the full cache.
+    size, window : int, optional
+        Tokens kept per head and the observation window; None for the full cache.
+    scores : dict
+        One number per metric.
+    curves : dict
+        Lists of numbers, or lists of lists, where one number does not say it: per layer, head or step.
+    text, references
+        What was generated, and what would have been right; for benchmarks that generate.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: SchemaVersion = 1
+    key: Sha256
+    bench: Name
+    environment: dict[Name, Line]
+    dataset: Label
+    prompt: SampleId
+    prompt_tokens: PositiveCount
+    labels: dict[Name, Count | Value | Line] = {}
+    method: Name
+    origin: Line
+    parameters: FiniteJson
+    size: PositiveCount | None = None
+    window: Window | None = None
+    scores: dict[Name, Value] = {}
+    curves: FiniteJson = {}
+    text: str | None = None
+    references: tuple[str, ...] = ()
+
+
+def record_key(parts: Mapping[str, Any]) -> str:
+    """SHA-256 over everything that determines a result: JSON values by name."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a run's file; a last line that was cut off by a crash is left out.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or a line is not a record; names the line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"The results {path} cannot be read: {error.strerror or error}.") from error
+    return [_record(line, f"{path}, line {n}") for n, line in enumerate(content.split(b"\n")[:-1], 1) if line]
+
+
+def _record(line: bytes, where: str) -> Record:
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(f"{where}: is longer than {MAX_LINE_BYTES >> 20} MiB, and no record.")
+    try:
+        return Record.model_validate_json(line)
+    except ValidationError as error:
+        raise DataError(f"{one_line(where)}: is not a record ({first_problem(error)}).") from error
+
+
+class RunFile:
+    """A run's results: those that are there, and a place for new ones.
+
+    Attributes
+    ----------
+    records : dict of str to Record
+        By key.
+    """
+
+    def __init__(self, path: Path, records: Iterable[Record]) -> None:
+        self.path = path
+        self.records = {record.key: record for record in records}
+
+    def add(self, record: Record) -> None:
+        """Append a record; when this returns it is on disk.
+
+        Raises
+        ------
+        DataError
+            If it cannot be written; everything before it is kept.
+        """
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise DataError(
+                f"The results cannot be written to {self.path} ({error.strerror or error}); make room there and run "
+                "the same command again: what is in the file is kept."
+            ) from error
+        self.records[record.key] = record
+
+
+@contextmanager
+def open_run(path: Path) -> Iterator[RunFile]:
+    """Open a run's file to add to it; one process at a time.
+
+    Raises
+    ------
+    DataError
+        If it is not a run's file, cannot be written, or another process is adding to it.
+    """
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise DataError(f"Another process is adding to {path}; wait for it, or name another file.") from error
+    except OSError as error:
+        raise DataError(f"The results cannot be written to {path}: {error.strerror or error}.") from error
+    try:
+        records = read_records(path) if path.exists() else []
+        _drop_torn_line(path)
+        yield RunFile(path, records)
+    finally:
+        lock.release()
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as stream:
+            stream.truncate(whole)
+
+
+def numbers(values: Iterable[Any]) -> list[JsonValue]:
+    """Round to what is worth keeping in a file: six significant digits."""
+    return [numbers(value) if isinstance(value, list) else float(f"{value:.6g}") for value in values]

@@ -1,0 +1,161 @@
+"""Run: every task under every entrant, each result written as soon as it is there, finished ones looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clusterprof.errors import spares_the_run
+from clusterprof.evaluation.records import Record, RunFile, record_key
+from clusterprof.evaluation.tasks import Entrant, Task
+from clusterprof.models import describe_model
+from clusterprof.profiling.record import environment_record
+from clusterprof.text import one_line
+
+if TYPE_CHECKING:
+    from clusterprof.evaluation.session import Session
+
+# Raise it when what a result means, or how it is computed, changes.
+_VERSION = 1
+# Characters of a dataset's name, which may be a path, that a record has room for.
+_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out for one entrant; the fields as in :class:`clusterprof.evaluation.records.Record`."""
+
+    scores: Mapping[str, float]
+    curves: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
+
+
+class Benchmark(Protocol):
+    """What is measured on a task."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What determines a result besides model, prompt, references and method: JSON values."""
+
+    def measures(self, task: Task, entrant: Entrant) -> bool:
+        """Whether there is anything to measure of an entrant on a task."""
+
+    def measure(
+        self, session: Session, task: Task, entering: Sequence[Entrant]
+    ) -> Iterator[tuple[Entrant, Measured]]:
+        """Measure these entrants on a task, in whatever order."""
+
+
+class EvaluationListener(Protocol):
+    """Told what a run is doing, to show it."""
+
+    def begin(self, tasks: int, results: int, known: int) -> None:
+        """A run starts; ``known`` of its results are there from before."""
+
+    def measuring(self, task: Task, results: int) -> None:
+        """A task starts that has so many results to give."""
+
+    def measured(self, record: Record) -> None:
+        """A result is written."""
+
+    def left_out(self, task: Task, reason: str) -> None:
+        """A task could not be measured."""
+
+
+def evaluate(
+    session: Session,
+    bench: Benchmark,
+    tasks: Sequence[Task],
+    entering: Sequence[Entrant],
+    run: RunFile,
+    listener: EvaluationListener,
+) -> list[Record]:
+    """Measure what is not in the file yet; returns all records of this run, those found included.
+
+    Raises
+    ------
+    DataError
+        If a task cannot be measured as asked, or the file not be written.
+    """
+    environment = environment_record(session.model).model_dump(mode="json", exclude={"created"})
+    environment["model"] = describe_model(session.model).id
+    planned = [
+        (
+            task,
+            {record_key(_parts(session, bench, task, it)): it for it in entering if bench.measures(task, it)},
+        )
+        for task in tasks
+    ]
+    keys = list(dict.fromkeys(key for _, chosen in planned for key in chosen))
+    listener.begin(len(tasks), len(keys), sum(key in run.records for key in keys))
+    for task, chosen in planned:
+        missing = {it: key for key, it in chosen.items() if key not in run.records}
+        if not missing:
+            continue
+        listener.measuring(task, len(missing))
+        try:
+            for entrant, measured in bench.measure(session, task, list(missing)):
+                record = _record(bench, task, entrant, measured, missing[entrant], environment)
+                run.add(record)
+                listener.measured(record)
+        except Exception as error:
+            if not spares_the_run(error):
+                raise
+            listener.left_out(task, str(error))
+    return [run.records[key] for key in keys if key in run.records]
+
+
+def _parts(session: Session, bench: Benchmark, task: Task, entrant: Entrant) -> dict[str, Any]:
+    compression = entrant.compression
+    return {
+        "version": _VERSION,
+        "bench": bench.name,
+        "settings": dict(bench.settings),
+        "model": session.captures.fingerprint,
+        "dataset": task.dataset,
+        "id": task.prompt.id,
+        "prompt": task.prompt.input_ids,
+        "query_length": task.prompt.query_length,
+        "references": task.references,
+        "max_new_tokens": task.max_new_tokens,
+        "labels": dict(task.labels),
+        "label": entrant.contestant.label,
+        "compression": None if compression is None else compression.model_dump(mode="json"),
+    }
+
+
+def _record(
+    bench: Benchmark,
+    task: Task,
+    entrant: Entrant,
+    measured: Measured,
+    key: str,
+    environment: Mapping[str, str],
+) -> Record:
+    compression = entrant.compression
+    labels = {**task.labels, **dict(entrant.contestant.labels)}
+    if entrant.size is not None and not entrant.evicts(task.prompt):
+        labels["fits"] = 1
+    return Record(
+        key=key,
+        bench=bench.name,
+        environment=dict(environment),
+        dataset=one_line(task.dataset, _SHOWN),
+        prompt=task.prompt.id,
+        prompt_tokens=len(task.prompt.input_ids),
+        labels=labels,
+        method=entrant.contestant.label,
+        origin=entrant.contestant.origin,
+        parameters={"name": "full"} if compression is None else compression.method.model_dump(mode="json"),
+        size=entrant.size,
+        window=None if compression is None else compression.window,
+        scores=dict(measured.scores),
+        curves=dict(measured.curves),
+        text=measured.text,
+        references=task.references,
+    )

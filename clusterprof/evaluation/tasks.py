@@ -1,0 +1,160 @@
+"""Tasks: the prompts of a benchmark, with what belongs to each; and who is measured on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clusterprof.data import Prompt, Row, build_prompt
+from clusterprof.errors import DataError
+from clusterprof.evaluation.contestants import Contestant
+from clusterprof.profile import Compression
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from clusterprof.methods.base import Need
+    from clusterprof.profile import Window
+
+Labels = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt of a benchmark.
+
+    Attributes
+    ----------
+    dataset : str
+        Where the row is from.
+    labels : mapping
+        What results are grouped by.
+    references : tuple of str
+        Shown beside what was generated.
+    max_new_tokens : int
+        Longest answer.
+    """
+
+    dataset: str
+    row: Row
+    prompt: Prompt
+    labels: Labels
+    references: tuple[str, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contestant at one size; ``size`` and ``compression`` are None for the full cache."""
+
+    contestant: Contestant
+    size: int | None = None
+    compression: Compression | None = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What its method needs to know beyond the window's attention."""
+        return frozenset() if self.compression is None else self.compression.method.needs
+
+    def evicts(self, prompt: Prompt) -> bool:
+        """Whether it evicts anything of a prompt."""
+        return self.size is not None and len(prompt.input_ids) > self.size
+
+    @property
+    def evicts_decoded(self) -> bool:
+        """Whether it holds the cache at its size at every decode step, too."""
+        return self.compression is not None and getattr(
+            self.compression.method, "evict_while_decoding", False
+        )
+
+
+def entrants(contestants: Sequence[Contestant], sizes: Iterable[int], window: Window) -> list[Entrant]:
+    """Every contestant at every size, those of one size together, the full cache first.
+
+    Raises
+    ------
+    DataError
+        If a size does not leave room beside the window.
+    """
+    found = [Entrant(contestant) for contestant in contestants if contestant.at_size is None]
+    own = {contestant.size for contestant in contestants if contestant.size is not None}
+    asked = set(sizes)
+    for size in sorted(asked | own):
+        for contestant in contestants:
+            if contestant.at_size is None or contestant.size not in (None, size):
+                continue
+            # A method by its name also takes part at the sizes of the profiles it is compared with.
+            used = contestant.window or window
+            if used != "query" and size <= used:
+                raise DataError(f"Size {size} is not above the observation window of {used} tokens.")
+            found.append(Entrant(contestant, size, contestant.compression(size, window)))
+    return found
+
+
+@dataclass
+class TaskMaker:
+    """Builds prompts for a model, and counts those that had to be cut or left out.
+
+    Attributes
+    ----------
+    longest : int, optional
+        Most tokens of a prompt; by default what the model's context leaves beside the answer.
+    whole : bool
+        Leave a prompt out that would have to be cut.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    longest: int | None = None
+    whole: bool = False
+    cut: int = field(default=0, init=False)
+    left_out: int = field(default=0, init=False)
+
+    def make(
+        self,
+        dataset: str,
+        rows: Iterable[Row],
+        *,
+        max_new_tokens: int | None = None,
+        labels: Labels | None = None,
+        references: tuple[str, ...] | None = None,
+    ) -> list[Task]:
+        """The tasks of rows.
+
+        Parameters
+        ----------
+        max_new_tokens : int, optional
+            Longest answer; by default the row's own, or 64.
+        references : tuple of str, optional
+            By default the row's answers.
+
+        Raises
+        ------
+        DataError
+            If the model's context leaves no room for a prompt.
+        """
+        from clusterprof.models import describe_model
+
+        context = describe_model(self.model).max_position_embeddings or sys.maxsize
+        tasks = []
+        for row in rows:
+            answer = max_new_tokens or row.max_new_tokens or 64
+            if answer >= context:
+                advice = (
+                    "use a model with a longer one" if max_new_tokens is None else "lower --decode-tokens"
+                )
+                raise DataError(
+                    f"An answer of {answer} tokens leaves no room for a prompt in the model's context of {context}; "
+                    f"{advice}."
+                )
+            limit = min(context - answer, self.longest or context)
+            prompt = build_prompt(row, self.tokenizer, max_tokens=limit)
+            if prompt.tokens_cut and self.whole:
+                self.left_out += 1
+                continue
+            self.cut += prompt.tokens_cut > 0
+            shown = row.answers if references is None else references
+            tasks.append(Task(dataset, row, prompt, dict(labels or {}), shown, answer))
+        return tasks

@@ -1,0 +1,147 @@
+"""Search spaces: where a tune looks for the parameters of each method."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from clusterprof.methods import ClusterAttn, MethodConfig, StreamingLLM, default_method
+from clusterprof.profile import Compression, Range, Window
+from clusterprof.profiling.capture import Capture
+
+Point = dict[str, Any]
+Distributions = Mapping[str, BaseDistribution]
+
+# Whether to evict while decoding is not here: a replay keeps all decoded tokens, so it cannot tell.
+_FIXED: Mapping[str, Distributions] = {
+    "snapkv": {
+        "kernel_size": IntDistribution(1, 63, step=2),
+        "pooling": CategoricalDistribution(["avg", "max"]),
+    },
+    "topk": {},
+    "h2o": {"recent_share": FloatDistribution(0.1, 0.9)},
+    "kmeans": {"clusters": IntDistribution(2, 128, log=True)},
+    "dbscan": {"eps": FloatDistribution(1e-3, 0.2, log=True), "min_samples": IntDistribution(1, 20)},
+    "ngram": {"n": IntDistribution(1, 4)},
+}
+_NUM_BLOCK = IntDistribution(1, 32)
+_MOST_INITIAL_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Where to look: one method at one size and window.
+
+    Attributes
+    ----------
+    default : MethodConfig
+        The paper's values, tried first; what is not searched stays as it is here.
+    distributions : mapping of str to BaseDistribution
+        By name of the parameter; empty for a method that has none.
+    """
+
+    default: MethodConfig
+    size: int
+    window: Window
+    distributions: Distributions
+
+    @property
+    def first(self) -> Point:
+        """The default's point."""
+        return {name: getattr(self.default, name) for name in self.distributions}
+
+    def compression(self, point: Mapping[str, Any]) -> Compression:
+        """The candidate at a point."""
+        method = type(self.default)(**{**self.default.model_dump(), **point})
+        return Compression(size=self.size, window=self.window, method=method)
+
+    def points(self) -> list[Point] | None:
+        """All points, neighbours beside each other, or None where a parameter is continuous."""
+        axes: list[Sequence[Any]] = []
+        for distribution in self.distributions.values():
+            if isinstance(distribution, IntDistribution):
+                axes.append(range(distribution.low, distribution.high + 1, distribution.step))
+            elif isinstance(distribution, CategoricalDistribution):
+                axes.append(distribution.choices)
+            else:
+                return None
+        return [dict(zip(self.distributions, point, strict=True)) for point in itertools.product(*axes)]
+
+    def ranges(self) -> dict[str, Range]:
+        """Ends or choices of each parameter, as a profile holds them."""
+        return {name: _range(distribution) for name, distribution in self.distributions.items()}
+
+
+def search_space(name: str, captures: Sequence[Capture], size: int, window: Window) -> SearchSpace:
+    """The space of a method on these captures; the paper's default is always in it.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`clusterprof.methods.method_names`.
+    captures : sequence of Capture
+        Of the tuning prompts; each with its own window, where that is the prompt's question.
+    size : int
+        Prompt tokens kept per KV head, the window included.
+    window : int or "query"
+        The observation window that was asked for.
+    """
+    if name == "clusterattn":
+        theta = FloatDistribution(*theta_range(captures, size), log=True)
+        distributions: Distributions = {"num_block": _NUM_BLOCK, "theta": theta}
+    elif name == "streaming_llm":
+        distributions = {"initial_tokens": IntDistribution(0, _most_initial_tokens(captures, size))}
+    else:
+        distributions = _FIXED[name]
+    return SearchSpace(default_method(name, size), size, window, distributions)
+
+
+def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
+    """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
+
+    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
+    the high end, the highest peak of one head in 20 is filtered too; such a head falls back to plain top-k,
+    another method, from which the cosine cannot tell clustering (see docs/how-it-works.md). Ends are
+    rounded outwards to one digit, so that they do not depend on the last bits of the captures.
+    """
+    default = ClusterAttn.paper_default(size)
+    peaks, highest = [], []
+    for capture in captures:
+        block = max(1, (size - capture.window) // default.num_block)
+        importance = capture.observation.importance
+        peaks.append(torch.nn.functional.max_pool1d(importance, block, ceil_mode=True).flatten())
+        highest.append(importance.amax(dim=-1).flatten())
+    # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
+    low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
+    high = float(np.quantile(torch.cat(highest).double().numpy(), 0.05))
+    return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(
+        min(max(high, default.theta), 1.0), math.ceil
+    )
+
+
+def _rounded(value: float, direction: Callable[[float], int]) -> float:
+    digit = 10.0 ** math.floor(math.log10(value))
+    return float(f"{direction(value / digit) * digit:.1e}")
+
+
+def _most_initial_tokens(captures: Sequence[Capture], size: int) -> int:
+    """As many as leave one token of the smallest budget to the recent ones, but not fewer than the default."""
+    budget = size - max(capture.window for capture in captures)
+    return min(_MOST_INITIAL_TOKENS, max(StreamingLLM().initial_tokens, budget - 1))
+
+
+def _range(distribution: BaseDistribution) -> Range:
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(str(choice) for choice in distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return (distribution.low, distribution.high)

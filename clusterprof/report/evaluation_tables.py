@@ -1,0 +1,140 @@
+"""Tables of each benchmark: which means, by which labels, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import exp
+from typing import TYPE_CHECKING
+
+from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, label_of, ordered
+from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
+from clusterprof.report.sheets import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clusterprof.evaluation.groups import Group
+    from clusterprof.evaluation.records import Record
+    from clusterprof.report.sheets import Sheet
+    from clusterprof.statistics import Estimate
+
+# A loss beyond which its exponential is only a long number.
+_HOPELESS = 20.0
+_READING = (
+    "In brackets are 95 % intervals, from a bootstrap over prompts; differences are over the same prompts at the same "
+    "size, and dim where their interval includes 0: nothing is shown there."
+)
+
+
+def evaluation_sheets(group: Group) -> list[Sheet]:
+    """Return the tables of a group of records; none where only texts are shown."""
+    records = [record for record in group.records if record.scores]
+    sheets = _BENCHES.get(group.bench, _plain)(records) if records else []
+    return [sheet for sheet in sheets if sheet.sections]
+
+
+def evaluation_tables(records: Iterable[Record]) -> list[Table]:
+    """Return the tables of records for a terminal.
+
+    Raises
+    ------
+    DataError
+        As :func:`clusterprof.evaluation.groups.comparable`.
+    """
+    groups = comparable(records)
+    return [
+        rich_table(sheet, _apart(group) if len(groups) > 1 else "")
+        for group in groups
+        for sheet in evaluation_sheets(group)
+    ]
+
+
+def _apart(group: Group) -> str:
+    """What tells tables of several benchmarks or models apart."""
+    return f"{group.bench}, {group.environment.get('model', 'model not named')}: "
+
+
+def evaluation_notes(records: Iterable[Record]) -> list[str]:
+    """Return in a sentence each how to read the same tables, and what is special about these records."""
+    sheets = [sheet for group in comparable(records) for sheet in evaluation_sheets(group)]
+    notes = [note for sheet in sheets for note in sheet.notes]
+    return list(dict.fromkeys([_READING, *notes])) if sheets else []
+
+
+def length_label(records: Iterable[Record]) -> str:
+    """Return the label that says how long prompts are: "tokens", or "lines" where all have that instead."""
+    return "lines" if all("lines" in record.labels for record in records) else "tokens"
+
+
+def _accuracy(records: Sequence[Record]) -> list[Sheet]:
+    length = length_label(records)
+    title = f"Share of right answers by prompt length, in {length}"
+    return [comparison_sheet(records, "accuracy"), matrix_sheet(records, "accuracy", length, title)]
+
+
+def _needle(records: Sequence[Record]) -> list[Sheet]:
+    return [*_accuracy(records), comparison_sheet(records, "rouge1")]
+
+
+def _longbench(records: Sequence[Record]) -> list[Sheet]:
+    tasks = len(ordered(label_of(record, "task") for record in records))
+    note = f"The mean of the means of {tasks} tasks; the bootstrap draws prompts within each task."
+    by_group = "LongBench by group, the mean of its tasks' means"
+    return [
+        comparison_sheet(records, "score", over="task", note=note),
+        matrix_sheet(records, "score", "group", by_group, over="task"),
+        label_sheet(records, "score", "task", "LongBench by task"),
+    ]
+
+
+def _perplexity(records: Sequence[Record]) -> list[Sheet]:
+    title = "Perplexity of the reference answers, the exponential of the mean loss (lower is better)"
+    return [
+        comparison_sheet(records, "loss", over="dataset"),
+        matrix_sheet(records, "loss", "dataset", title, shown_as=perplexity_of),
+    ]
+
+
+def perplexity_of(loss: Estimate) -> tuple[str, Estimate]:
+    """Return the perplexity of a mean loss, as a metric's name and an estimate."""
+    low, high = (None if end is None else _exp(end) for end in (loss.low, loss.high))
+    return "perplexity", replace(loss, mean=_exp(loss.mean), low=low, high=high)
+
+
+def _exp(loss: float) -> float:
+    return exp(min(loss, _HOPELESS))
+
+
+def _hit_rate(records: Sequence[Record]) -> list[Sheet]:
+    return [scores_sheet(records, ("hit_rate", "window_share"), ("tokens",), "Hit rate by prompt length")]
+
+
+def _fit(records: Sequence[Record]) -> list[Sheet]:
+    metrics = ("kl", "agreement", "cosine", "cosine_padded", "loss")
+    title = "How close attention and next tokens stay to the full cache's"
+    return [
+        scores_sheet(records, metrics, (), title),
+        comparison_sheet(records, "kl", against=("clusterattn", "snapkv")),
+    ]
+
+
+def _ablation(records: Sequence[Record]) -> list[Sheet]:
+    names = [name for name in VARIED if any(label_of(record, name) != "" for record in records)]
+    return [scores_sheet(records, ("cosine", "kl", "agreement"), names, "One parameter at a time")]
+
+
+def _plain(records: Sequence[Record]) -> list[Sheet]:
+    metrics = dict.fromkeys(name for record in records for name in record.scores)
+    return [comparison_sheet(records, metric) for metric in metrics]
+
+
+_BENCHES: dict[str, Callable[[Sequence[Record]], list[Sheet]]] = {
+    "needle": _needle,
+    "lines": _accuracy,
+    "longbench": _longbench,
+    "perplexity": _perplexity,
+    "hit-rate": _hit_rate,
+    "fit": _fit,
+    ABLATION: _ablation,
+}

@@ -1,0 +1,69 @@
+"""Metrics as people read them: names, digits, and which direction is better."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score and how it is written.
+
+    Attributes
+    ----------
+    name : str
+        In ``Record.scores``.
+    title : str
+        What it is, in a few words.
+    digits : int
+        After the point.
+    lower_is_better : bool
+        Whether less of it is more.
+    """
+
+    name: str
+    title: str
+    digits: int = 3
+    lower_is_better: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Return the name with an arrow in the better direction."""
+        return f"{self.name} {'↓' if self.lower_is_better else '↑'}"
+
+    @property
+    def direction(self) -> str:
+        """Return the same in words."""
+        return f"{'lower' if self.lower_is_better else 'higher'} is better"
+
+    def text(self, value: float) -> str:
+        """Return a value with the metric's digits."""
+        return self._written(value, "")
+
+    def signed(self, value: float) -> str:
+        """Return a difference, with its sign."""
+        return self._written(value, "+")
+
+    def _written(self, value: float, sign: str) -> str:
+        # Adding 0 makes a positive one of a negative one, which rounding leaves.
+        rounded = round(value, self.digits) + 0.0
+        return f"{rounded:{sign}.{self.digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+_METRICS = (
+    Metric("accuracy", "share of right answers"),
+    Metric("rouge1", "ROUGE-1, words shared with the needle"),
+    Metric("score", "LongBench score, 0 to 100", digits=1),
+    Metric("loss", "loss of the reference answer, nats per token", lower_is_better=True),
+    Metric("perplexity", "perplexity of the reference answer", digits=2, lower_is_better=True),
+    Metric("hit_rate", "hit rate"),
+    Metric("window_share", "share of the prompt that the window marks"),
+    Metric("kl", "KL divergence of the next token's distribution", digits=4, lower_is_better=True),
+    Metric("agreement", "share of steps with the same next token"),
+    Metric("cosine", "cosine similarity of attention, at the kept positions", digits=4),
+    Metric("cosine_padded", "cosine similarity of attention, at all positions", digits=4),
+)
+_BY_NAME = {metric.name: metric for metric in _METRICS}
+
+
+def metric_of(name: str) -> Metric:
+    """Return how a score is written; one that is not known is written plainly."""
+    return _BY_NAME.get(name, Metric(name, name))

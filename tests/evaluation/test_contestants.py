@@ -1,0 +1,118 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.errors import ClusterprofError, ProfileError
+from clusterprof.evaluation.contestants import contestants
+from clusterprof.evaluation.records import Record
+from clusterprof.methods import ClusterAttn, H2O, SnapKV, StreamingLLM, method_names
+from clusterprof.profile import Compression
+from tests.evaluation.examples import record
+from tests.profile.examples import profile
+
+
+def saved(path: Path, **changes: Any) -> Path:
+    """A profile of ClusterAttn at size 256, on needle."""
+    found = profile()
+    changes = {name: getattr(found, name).model_copy(update=new) for name, new in changes.items()}
+    found.model_copy(update=changes).save(path)
+    return path
+
+
+def test_methods_by_name_have_their_papers_values() -> None:
+    found = contestants([*method_names()])
+    assert [it.label for it in found] == ["full", *method_names()]
+    assert found[0].at_size is None
+    assert {it.origin for it in found[1:]} == {"its paper's values"}
+    assert {it.size for it in found} == {it.window for it in found} == {None}
+    # The paper's theta depends on the size.
+    assert [found[1].compression(size, 32).method for size in (1024, 2048)] == [
+        ClusterAttn(num_block=8, theta=2e-3),
+        ClusterAttn(num_block=8, theta=1e-3),
+    ]
+    assert found[2].compression(64, "query") == Compression(size=64, window="query", method=SnapKV())
+
+
+@pytest.mark.parametrize("names", [[], ["full"]])
+def test_the_full_cache_is_always_there_and_once(names: list[str]) -> None:
+    assert [it.label for it in contestants(names)] == ["full"]
+
+
+def test_the_full_cache_comes_first_wherever_it_is_named() -> None:
+    assert [it.label for it in contestants(["topk", "full", "snapkv"])] == ["full", "topk", "snapkv"]
+
+
+def test_eviction_while_decoding_by_name() -> None:
+    _, h2o, whole, streaming = contestants(["h2o+decode", "h2o", "streaming_llm+decode"])
+    assert [it.label for it in (h2o, whole, streaming)] == ["h2o+decode", "h2o", "streaming_llm+decode"]
+    assert h2o.compression(64, 8).method == H2O(evict_while_decoding=True)
+    assert whole.compression(64, 8).method == H2O()
+    assert streaming.compression(64, 8).method == StreamingLLM(evict_while_decoding=True)
+
+
+def test_a_profile_brings_its_values_window_and_size(tmp_path: Path) -> None:
+    path = saved(tmp_path / "needle-256.json")
+    _, tuned = contestants([str(path)])
+    assert tuned.label == "clusterattn (needle-256)"
+    assert tuned.origin == "profile needle-256.json, tuned on needle"
+    assert tuned.profile == profile()
+    assert (tuned.size, tuned.window) == (256, 32)
+    assert tuned.compression(256, 8) == profile().compression
+
+
+def test_a_profile_in_this_folder_is_known_by_its_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "mine.json")
+    monkeypatch.chdir(tmp_path)
+    assert contestants(["mine.json"])[1].label == contestants(["./mine.json"])[1].label
+
+
+def test_contestants_can_be_keys(tmp_path: Path) -> None:
+    found = contestants(["topk", str(saved(tmp_path / "mine.json"))])
+    assert len(dict.fromkeys([*found, *found])) == 3
+
+
+def test_a_record_can_hold_any_profiles_name(tmp_path: Path) -> None:
+    names = ["x" * 250, "two\nlines\x1b[2J", "ünï漢字", "half\udcff"]
+    for name in names:
+        path = saved(tmp_path / f"{name}.json", dataset={"name": "/folder" * 140})
+        (_, tuned) = contestants([str(path)])
+        made = record(
+            method=tuned.label, origin=tuned.origin, parameters=profile().compression.method.model_dump()
+        )
+        assert Record.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["magic"], "no method 'magic'; the methods are full, clusterattn, snapkv, .*, ngram"),
+        (["SnapKV"], "no method 'SnapKV'"),
+        ([""], "no method ''"),
+        (["+decode"], "no method '\\+decode'"),
+        (["full+decode"], "no method 'full\\+decode'"),
+        (["topk", "snapkv", "topk"], "topk takes part twice"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(names: list[str], problem: str) -> None:
+    with pytest.raises(ClusterprofError, match=problem):
+        contestants(names)
+
+
+def test_a_method_that_cannot_evict_while_decoding_is_refused() -> None:
+    with pytest.raises(ClusterprofError, match="snapkv compresses prompts only"):
+        contestants(["snapkv+decode"])[1].compression(64, 8)
+
+
+def test_a_profile_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    path = str(saved(tmp_path / "mine.json"))
+    with pytest.raises(ClusterprofError, match=r"clusterattn \(mine\) takes part twice"):
+        contestants([path, path])
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "no/where"])
+def test_a_profile_that_cannot_be_read_is_named(name: str) -> None:
+    with pytest.raises(ProfileError, match=f"no profile {name}"):
+        contestants([name])

@@ -1,0 +1,120 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from clusterprof.data import Message, Row
+from clusterprof.errors import DataError
+from clusterprof.evaluation.contestants import Contestant, contestants
+from clusterprof.evaluation.tasks import Entrant, TaskMaker, entrants
+from clusterprof.methods import H2O, TopK
+from clusterprof.models import describe_model
+from clusterprof.profile import Compression
+from tests.evaluation.engine import row
+from tests.evaluation.test_contestants import saved
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    """Its context has 100 tokens."""
+    return tiny_llama(max_position_embeddings=100)
+
+
+def names(found: list[Entrant]) -> list[tuple[str, int | None]]:
+    return [(it.contestant.label, it.size) for it in found]
+
+
+def test_everyone_enters_at_every_size_the_full_cache_once() -> None:
+    found = entrants(contestants(["topk", "h2o"]), [64, 32, 64], 8)
+    assert names(found) == [("full", None), ("topk", 32), ("h2o", 32), ("topk", 64), ("h2o", 64)]
+    assert found[0].compression is None
+    assert found[1].compression == Compression(size=32, window=8, method=TopK())
+
+
+def test_a_profile_enters_at_its_size_alone_and_the_others_with_it(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mine.json", compression={"size": 48, "window": 16})
+    found = entrants(contestants(["topk", str(path)]), [32], 8)
+    assert names(found) == [
+        ("full", None), ("topk", 32), ("topk", 48), ("clusterattn (mine)", 48),
+    ]  # fmt: skip
+    windows = [it.compression.window for it in found if it.compression is not None]
+    assert windows == [8, 8, 16]
+
+
+@pytest.mark.parametrize("size", [8, 7, 2])
+def test_a_size_without_room_beside_the_window_is_refused(size: int) -> None:
+    with pytest.raises(DataError, match=f"Size {size} is not above the observation window of 8 tokens"):
+        entrants(contestants(["topk"]), [64, size], 8)
+    assert entrants(contestants([]), [size], 8)
+    assert entrants(contestants(["topk"]), [size], "query")
+
+
+def test_what_an_entrant_evicts(model: PreTrainedModel) -> None:
+    (task,) = TaskMaker(model, tiny_tokenizer()).make("places", [row(64)])
+    full, at_63, at_64 = entrants(contestants(["h2o+decode"]), [63, 64], 8)
+    assert [it.evicts(task.prompt) for it in (full, at_63, at_64)] == [False, True, False]
+    assert [it.evicts_decoded for it in (full, at_63, at_64)] == [False, True, True]
+    assert [it.needs for it in (full, at_63)] == [frozenset(), {"accumulated"}]
+    prompts_only = Entrant(Contestant("h2o", "", None), 63, Compression(size=63, window=8, method=H2O()))
+    assert not prompts_only.evicts_decoded
+
+
+def test_a_task_has_all_that_belongs_to_its_prompt(model: PreTrainedModel) -> None:
+    maker = TaskMaker(model, tiny_tokenizer())
+    (task,) = maker.make("places", [row(64, answers=("a", "b"))], labels={"tokens": 64})
+    assert (task.dataset, task.row.id, task.prompt.id) == ("places", "row-64-0", "row-64-0")
+    assert (len(task.prompt.input_ids), task.prompt.query_length) == (64, len("where?"))
+    assert (task.labels, task.references, task.max_new_tokens) == ({"tokens": 64}, ("a", "b"), 8)
+    (task,) = maker.make("places", [row(64)], max_new_tokens=3, references=())
+    assert (task.references, task.max_new_tokens) == ((), 3)
+    plain = Row("plain", (Message("user", "where is it?"),))
+    (task,) = maker.make("places", [plain], max_new_tokens=None)
+    assert task.max_new_tokens == 64
+    assert (maker.cut, maker.left_out) == (0, 0)
+
+
+def test_prompts_leave_room_for_their_answers(model: PreTrainedModel) -> None:
+    maker = TaskMaker(model, tiny_tokenizer())
+    rows = [row(92), row(93), row(300)]
+    made = maker.make("places", rows)
+    assert [len(task.prompt.input_ids) for task in made] == [92, 92, 92]
+    assert maker.cut == 2
+    whole = tiny_tokenizer()(rows[2].messages[0].content)["input_ids"]
+    assert list(made[2].prompt.input_ids) == whole[:46] + whole[-46:]
+
+
+def test_a_limit_of_ones_own(model: PreTrainedModel) -> None:
+    maker = TaskMaker(model, tiny_tokenizer(), longest=50)
+    assert [len(it.prompt.input_ids) for it in maker.make("places", [row(92), row(50), row(40)])] == [50, 50, 40]
+    assert maker.cut == 1
+    # The model's limit holds all the same.
+    maker = TaskMaker(model, tiny_tokenizer(), longest=5000)
+    assert [len(it.prompt.input_ids) for it in maker.make("places", [row(92), row(300)])] == [92, 92]
+
+
+def test_prompts_that_would_be_cut_can_be_left_out(model: PreTrainedModel) -> None:
+    maker = TaskMaker(model, tiny_tokenizer(), whole=True)
+    assert [task.prompt.id for task in maker.make("places", [row(93), row(92)])] == ["row-92-0"]
+    assert maker.make("places", [row(300)]) == []
+    assert (maker.cut, maker.left_out) == (0, 2)
+
+
+def test_an_answer_as_long_as_the_context_is_refused(model: PreTrainedModel) -> None:
+    maker = TaskMaker(model, tiny_tokenizer())
+    assert maker.make("places", [row(64)], max_new_tokens=99)[0].prompt.tokens_cut == 63
+    with pytest.raises(DataError, match=r"answer of 100 tokens .* context of 100; lower --decode-tokens"):
+        maker.make("places", [row(64)], max_new_tokens=100)
+    long = Row("plain", (Message("user", "where is it?"),), max_new_tokens=512)
+    with pytest.raises(DataError, match="answer of 512 tokens .* use a model with a longer one"):
+        maker.make("places", [long])
+
+
+def test_a_model_that_names_no_context_has_no_limit(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = replace(describe_model(model), max_position_embeddings=None)
+    monkeypatch.setattr("clusterprof.models.describe_model", lambda model: info)
+    (task,) = TaskMaker(model, tiny_tokenizer()).make("places", [row(2000)])
+    assert len(task.prompt.input_ids) == 2000

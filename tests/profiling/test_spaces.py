@@ -1,0 +1,140 @@
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from clusterprof.methods import ClusterAttn, MethodConfig, StreamingLLM, default_method, method_names
+from clusterprof.profile import Compression
+from clusterprof.profiling.capture import Capture
+from clusterprof.profiling.spaces import SearchSpace, search_space, theta_range
+from tests.profiling.test_theta_range import attention_like, with_importance
+
+SIZE, WINDOW = 256, 32
+CAPTURES = [with_importance(attention_like(seed) / 50, WINDOW) for seed in range(2)]
+
+# Written down by hand; theta's range is tested apart.
+DECLARED: dict[str, dict[str, Any]] = {
+    "clusterattn": {"num_block": (1, 32)},
+    "snapkv": {"kernel_size": (1, 63), "pooling": ("avg", "max")},
+    "topk": {},
+    "streaming_llm": {"initial_tokens": (0, 64)},
+    "h2o": {"recent_share": (0.1, 0.9)},
+    "kmeans": {"clusters": (2, 128)},
+    "dbscan": {"eps": (1e-3, 0.2), "min_samples": (1, 20)},
+    "ngram": {"n": (1, 4)},
+}
+
+
+def space_of(name: str, captures: list[Capture] = CAPTURES, size: int = SIZE) -> SearchSpace:
+    return search_space(name, captures, size, WINDOW)
+
+
+def test_every_method_has_a_space() -> None:
+    assert DECLARED.keys() == set(method_names())
+    for name, declared in DECLARED.items():
+        ranges = space_of(name).ranges()
+        if name == "clusterattn":
+            assert ranges.pop("theta") == theta_range(CAPTURES, SIZE)
+        assert ranges == declared
+
+
+@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("size", [34, 36, 64, 256, 4096])
+def test_the_default_is_in_its_space(name: str, size: int) -> None:
+    space = space_of(name, size=size)
+    assert space.first.keys() == space.distributions.keys()
+    for parameter, distribution in space.distributions.items():
+        assert distribution._contains(distribution.to_internal_repr(space.first[parameter]))
+    default = default_method(name, size)
+    assert space.compression(space.first) == Compression(size=size, window=WINDOW, method=default)
+    points = space.points()
+    assert points is None or points.count(space.first) == 1
+
+
+def ends(space: SearchSpace) -> list[dict[str, Any]]:
+    """Every corner of a space."""
+    axes = []
+    for distribution in space.distributions.values():
+        if isinstance(distribution, CategoricalDistribution):
+            axes.append(list(distribution.choices))
+        else:
+            assert isinstance(distribution, IntDistribution | FloatDistribution)
+            axes.append([distribution.low, distribution.high])
+    return [dict(zip(space.distributions, corner, strict=True)) for corner in itertools.product(*axes)]
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_point_is_a_valid_method_that_differs_in_what_is_searched_alone(name: str) -> None:
+    space = space_of(name)
+    default = space.default.model_dump()
+    for point in [*ends(space), *(space.points() or [])]:
+        compression = space.compression(point)
+        assert type(compression.method) is type(space.default)
+        assert compression.method.model_dump() == default | point
+        # A method made from what a profile holds is checked there, too.
+        assert Compression.model_validate_json(compression.model_dump_json()) == compression
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("snapkv", 64), ("topk", 1), ("streaming_llm", 65), ("kmeans", 127), ("ngram", 4)],
+)
+def test_finite_spaces_list_each_point_once(name: str, count: int) -> None:
+    points = space_of(name).points()
+    assert points is not None
+    assert len(points) == len({tuple(point.values()) for point in points}) == count
+
+
+@pytest.mark.parametrize("name", ["clusterattn", "h2o", "dbscan"])
+def test_continuous_spaces_have_no_list(name: str) -> None:
+    assert space_of(name).points() is None
+
+
+def test_kernels_are_odd_and_neighbours_are_side_by_side() -> None:
+    points = space_of("snapkv").points()
+    assert points is not None
+    assert [point["kernel_size"] for point in points] == [n for n in range(1, 64, 2) for _ in range(2)]
+    assert [point["pooling"] for point in points] == ["avg", "max"] * 32
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 100))
+def test_initial_tokens_stay_below_the_smallest_budget(windows: list[int], budget: int) -> None:
+    captures = [with_importance(attention_like(), window) for window in windows]
+    size = max(windows) + budget
+    high = search_space("streaming_llm", captures, size, "query").ranges()["initial_tokens"][1]
+    # The default is always among what is tried; where it fills the budget, it is the last.
+    assert high == max(4, min(64, size - max(windows) - 1))
+    if budget > 4:
+        assert high < budget
+
+
+def test_the_window_is_kept() -> None:
+    assert search_space("topk", CAPTURES, SIZE, "query").compression({}).window == "query"
+
+
+def test_evicting_while_decoding_is_not_searched() -> None:
+    for name in method_names():
+        space = space_of(name)
+        assert "evict_while_decoding" not in space.distributions
+        assert not getattr(space.default, "evict_while_decoding", False)
+
+
+def test_what_is_not_searched_stays_as_in_the_default() -> None:
+    default: MethodConfig = ClusterAttn(num_block=8, theta=1e-3, gap_pool=3)
+    space = SearchSpace(default, SIZE, WINDOW, {"num_block": IntDistribution(1, 32)})
+    assert space.compression({"num_block": 2}).method == ClusterAttn(num_block=2, theta=1e-3, gap_pool=3)
+    other = SearchSpace(StreamingLLM(initial_tokens=9), SIZE, WINDOW, {})
+    assert other.compression({}).method == StreamingLLM(initial_tokens=9)
+    assert other.points() == [{}]
+
+
+@pytest.mark.parametrize("parameter", ["theta", "eps"])
+def test_scales_are_logarithmic(parameter: str) -> None:
+    name = {"theta": "clusterattn", "eps": "dbscan"}[parameter]
+    distribution = space_of(name).distributions[parameter]
+    assert isinstance(distribution, FloatDistribution)
+    assert distribution.log
