@@ -105,10 +105,12 @@ def label_of(record: Record, name: str) -> Value:
     """Return what a record is grouped by: one of its labels, its "dataset", what is varied, or an empty text."""
     if name in record.labels:
         return record.labels[name]
-    if name in VARIED:
-        value = record.parameters.get(name, "")
-        return value if isinstance(value, Value) else ""
-    return {"dataset": record.dataset, "tokens": record.prompt_tokens}.get(name, "")
+    if name == "dataset":
+        return record.dataset
+    if name == "tokens":
+        return record.prompt_tokens
+    value = record.parameters.get(name) if name in VARIED else None
+    return value if isinstance(value, int | float | str) else ""
 
 
 def ordered(values: Iterable[Value]) -> list[Value]:

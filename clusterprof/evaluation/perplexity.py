@@ -64,5 +64,5 @@ def check_answers(rows: Iterable[Row]) -> None:
     for row in rows:
         if not row.answers:
             raise DataError(
-                f"Row {row.id!r} has no answer, whose perplexity could be measured; give rows with 'answers'."
+                f"Row {row.id!r} has no answer to measure the perplexity of; give rows with 'answers'."
             )

@@ -12,6 +12,7 @@ from clusterprof.report.heatmaps import tick_text
 from clusterprof.report.metrics import metric_of
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -169,7 +170,7 @@ def _finish(figure: Figure, panels: Sequence[Axes], across: str, metric: str) ->
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    handles = {}
+    handles: dict[str, Artist] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

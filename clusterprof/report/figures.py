@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from clusterprof.evaluation.contestants import FULL
@@ -86,7 +86,7 @@ class Style:
     filled: bool
 
     @property
-    def look(self) -> dict[str, object]:
+    def look(self) -> dict[str, Any]:
         """The arguments of a line."""
         inside = self.colour if self.filled else SURFACE
         return {
@@ -130,34 +130,35 @@ def drawing() -> Iterator[None]:
     """Draw as all plots are drawn, and treat names as text: a dollar sign in one starts no formula."""
     from matplotlib import rc_context
 
-    look = {
-        "text.parse_math": False,
-        "text.color": INK,
-        "font.size": 9,
-        "axes.labelcolor": INK,
-        "axes.labelsize": 9,
-        "axes.titlesize": 9,
-        "axes.edgecolor": MUTED,
-        "axes.linewidth": 0.8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid.axis": "y",
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 6,
-        "image.cmap": "cividis",
-    }
-    with rc_context(look):
+    with rc_context(
+        {
+            "text.parse_math": False,
+            "text.color": INK,
+            "font.size": 9,
+            "axes.labelcolor": INK,
+            "axes.labelsize": 9,
+            "axes.titlesize": 9,
+            "axes.edgecolor": MUTED,
+            "axes.linewidth": 0.8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid.axis": "y",
+            "grid.color": GRID,
+            "grid.linewidth": 0.8,
+            "xtick.color": MUTED,
+            "ytick.color": MUTED,
+            "xtick.labelcolor": INK,
+            "ytick.labelcolor": INK,
+            "xtick.labelsize": 8,
+            "ytick.labelsize": 8,
+            "legend.frameon": False,
+            "legend.fontsize": 9,
+            "lines.linewidth": 1.6,
+            "lines.markersize": 6,
+            "image.cmap": "cividis",
+        }
+    ):
         yield
 
 
@@ -226,8 +227,10 @@ def _svg(figure: "Figure") -> str:
 
     content = io.StringIO()
     # The same records make the same page, to the byte.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "clusterprof"}
-    with rc_context(settings), warnings.catch_warnings():
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "clusterprof"}),
+        warnings.catch_warnings(),
+    ):
         # The page's reader has a font for what matplotlib's lacks.
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

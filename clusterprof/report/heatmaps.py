@@ -114,7 +114,7 @@ def _maps(
     figure.supylabel(names[1], fontsize=9)
     assert image is not None
     colours = figure.colorbar(image, ax=drawn, label=bar, aspect=30, pad=0.01)
-    colours.outline.set_visible(False)  # type: ignore[operator]
+    colours.outline.set_visible(False)
     return figure
 
 

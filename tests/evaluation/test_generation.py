@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +73,8 @@ def test_longbench_is_scored_by_its_task() -> None:
     classes = ("date", "place")
     assert score_longbench(task("date", dataset="trec", all_classes=classes), "date or place") == {"score": 50}
     assert score_longbench(task("3", dataset="passage_count"), "3 or 4") == {"score": 50}
+    # Of a few-shot task, the first line alone.
+    assert score_longbench(task("a cat", dataset="triviaqa"), "cat\nQuestion: why?") == {"score": 100}
 
 
 def test_a_sample_is_held_against_the_closest_reference() -> None:
@@ -96,8 +97,3 @@ def test_which_datasets_can_be_scored() -> None:
     assert code(task("return x"), "return y") == {"score": pytest.approx(88, abs=1)}
     assert scorer_of("docs") is None
     assert scorer_of("mine.jsonl") is None
-
-
-def test_a_task_of_another_dataset_keeps_its_own_score() -> None:
-    made = replace(task("a cat", dataset="triviaqa"))
-    assert score_longbench(made, "a cat\nQuestion: why?") == {"score": 100}

@@ -15,6 +15,7 @@ from clusterprof.evaluation.session import Session
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.methods import TopK, method_names
 from clusterprof.profile import Compression
+from clusterprof.profiling import collect
 from clusterprof.profiling.capture import end_tokens
 from tests.evaluation.engine import (
     VOCAB_SIZE,
@@ -81,7 +82,7 @@ def test_every_method_answers_as_alone(tmp_path: Path) -> None:
 
 def test_the_answers_differ_or_the_tests_above_say_nothing(tmp_path: Path) -> None:
     session = open_session(build(), tmp_path)
-    (task,) = make_tasks(session, [row(90)], NEW_TOKENS)
+    (task,) = make_tasks(session, [row(90)], 16)
     answers = dict(session.answers(task, make_entrants(FEW, SIZES)))
     assert len(set(answers.values())) > len(answers) // 2
     # That decoded tokens are evicted, too, is seen in the answer.
@@ -231,7 +232,7 @@ def test_captures_are_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     def no_more(*args: object, **options: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(session_module, "capture_prompt", no_more)
+    monkeypatch.setattr(collect, "capture_prompt", no_more)
     again = open_session(build(), tmp_path, decode_tokens=5).capture(task, WINDOW)
     torch.testing.assert_close(again.log_probs, first.log_probs)
     with pytest.raises(AssertionError):
