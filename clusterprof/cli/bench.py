@@ -248,9 +248,7 @@ def _measure(
     prompts = bench_prompts(tokenizer, settings.rows, settings.tokens[-1]).to(model.device)
     compared = subjects(ours, tuned=profile is not None)
     with BenchProgress(console) as progress:
-        found = run_bench(
-            model, prompts, compared, settings, progress, tokenizer=tokenizer, memory=memory
-        )
+        found = run_bench(model, prompts, compared, settings, progress, tokenizer=tokenizer, memory=memory)
     if found.interrupted and not found.prefill:
         raise KeyboardInterrupt
     return found

@@ -93,7 +93,11 @@ class _Data:
         first = profiles[0].dataset
         for profile in profiles:
             other = profile.dataset
-            if (other.name, other.tokens, other.content_hash) != (first.name, first.tokens, first.content_hash):
+            if (other.name, other.tokens, other.content_hash) != (
+                first.name,
+                first.tokens,
+                first.content_hash,
+            ):
                 raise ProfileError(
                     f"The profiles were tuned on different data ({one_line(first.name)} and {one_line(other.name)}); "
                     "compare those of the same data with one another."

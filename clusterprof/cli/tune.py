@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._data import load_rows
 from clusterprof.cli._files import check_storage, check_writable
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import FAILED, print_json
@@ -61,7 +62,7 @@ def tune(
         raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
     if output is not None:
         check_writable(output)
-    load = partial(_load_data, dataset, tokens, seed, data_dir, templates)
+    load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
     rows = load(None)
     console = message_console()
     say(console, f"Loading {one_line(model or 'the default model')}")
@@ -134,25 +135,6 @@ def _short_name(dataset: str) -> str:
     """A dataset's name as a part of a file name: of a local file, without folder and ending."""
     path = Path(dataset)
     return path.stem if path.is_file() else dataset
-
-
-def _load_data(
-    name: str,
-    tokens: int | None,
-    seed: int,
-    data_dir: Path | None,
-    templates: Path | None,
-    tokenizer: "PreTrainedTokenizerBase | None",
-) -> "Dataset | None":
-    """The rows, or None for a generator (asked for rightly) without a tokenizer to measure its prompts with."""
-    from clusterprof.data import load_dataset
-    from clusterprof.data.builtin import GENERATORS
-
-    if tokenizer is None and name in GENERATORS and data_dir is None and templates is None:
-        return None
-    return load_dataset(
-        name, tokenizer=tokenizer, tokens=tokens, seed=seed, data_dir=data_dir, templates=templates
-    )
 
 
 def _run(

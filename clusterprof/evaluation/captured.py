@@ -29,8 +29,8 @@ class HitRateBenchmark:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The window; the thresholds are the paper's."""
-        return {"window": self.window}
+        """The window, and the paper's thresholds."""
+        return {"window": self.window, "theta": hit_rate.THETA, "mu": hit_rate.MU}
 
     def measures(self, task: Task, entrant: Entrant) -> bool:
         """Every entrant."""

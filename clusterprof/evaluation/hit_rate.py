@@ -9,10 +9,13 @@ from clusterprof.evaluation.records import numbers
 from clusterprof.profiling.capture import Capture
 from clusterprof.runtime.cache import check_finite
 
+# The paper's.
+THETA, MU = 5e-4, 5e-5
+
 
 @torch.inference_mode()
 def measure(
-    capture: Capture, *, theta: float = 5e-4, mu: float = 5e-5, bin_steps: int = 64
+    capture: Capture, *, theta: float = THETA, mu: float = MU, bin_steps: int = 64
 ) -> tuple[dict[str, float], dict[str, JsonValue]]:
     """The paper's hit rate H = sum(T_win and T_cur) / sum(T_cur), over all decoded tokens.
 

@@ -60,6 +60,8 @@ class Record(BaseModel):
         One number per metric.
     curves : dict
         Lists of numbers, or lists of lists, where one number does not say it: per layer, head or step.
+    settings : dict
+        The benchmark's own, such as its thresholds.
     text, references
         What was generated, and what would have been right; for benchmarks that generate.
     """
@@ -81,6 +83,7 @@ class Record(BaseModel):
     window: Window | None = None
     scores: dict[Name, Value] = {}
     curves: FiniteJson = {}
+    settings: FiniteJson = {}
     text: str | None = None
     references: tuple[str, ...] = ()
 

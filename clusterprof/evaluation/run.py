@@ -156,6 +156,7 @@ def _record(
         window=None if compression is None else compression.window,
         scores=dict(measured.scores),
         curves=dict(measured.curves),
+        settings=dict(bench.settings),
         text=measured.text,
         references=task.references,
     )

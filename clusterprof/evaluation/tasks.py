@@ -77,6 +77,8 @@ def entrants(contestants: Sequence[Contestant], sizes: Iterable[int], window: Wi
     ------
     DataError
         If a size does not leave room beside the window.
+    ClusterprofError
+        If a method needs a library that is not installed.
     """
     found = [Entrant(contestant) for contestant in contestants if contestant.at_size is None]
     own = {contestant.size for contestant in contestants if contestant.size is not None}
@@ -89,7 +91,9 @@ def entrants(contestants: Sequence[Contestant], sizes: Iterable[int], window: Wi
             used = contestant.window or window
             if used != "query" and size <= used:
                 raise DataError(f"Size {size} is not above the observation window of {used} tokens.")
-            found.append(Entrant(contestant, size, contestant.compression(size, window)))
+            compression = contestant.compression(size, window)
+            compression.method.check_installed()
+            found.append(Entrant(contestant, size, compression))
     return found
 
 

@@ -56,6 +56,9 @@ class Method(BaseModel):
         """The method with its paper's values, for most methods the same at every compression size."""
         return cls()
 
+    def check_installed(self) -> None:
+        """Raise a ClusterprofError if the method needs a library that is not installed."""
+
     def select(self, observation: Observation, budget: int) -> Tensor:
         """Choose which prefix tokens survive.
 

@@ -31,6 +31,12 @@ class DBSCANClusters(Method):
     eps: float = Field(default=0.01, gt=0, le=1)
     min_samples: int = Field(default=5, ge=1, le=1_000_000)
 
+    def check_installed(self) -> None:
+        """See :meth:`Method.check_installed`."""
+        from clusterprof.methods.clustering import scikit_learn
+
+        scikit_learn(self.name)
+
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`; raises a ClusterprofError where scikit-learn is not installed."""
         from clusterprof.methods.clustering import keep_clusters, scikit_learn

@@ -26,6 +26,12 @@ class KMeansClusters(Method):
     name: Literal["kmeans"] = "kmeans"
     clusters: int = Field(default=32, ge=1, le=1_000_000)
 
+    def check_installed(self) -> None:
+        """See :meth:`Method.check_installed`."""
+        from clusterprof.methods.clustering import scikit_learn
+
+        scikit_learn(self.name)
+
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`; raises a ClusterprofError where scikit-learn is not installed."""
         from clusterprof.methods.clustering import keep_clusters, scikit_learn

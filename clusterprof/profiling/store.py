@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Raise it when what a capture holds, or how it is computed, changes.
-_VERSION = 3
+VERSION = 3
 _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 
@@ -48,7 +48,7 @@ class CaptureStore:
 
     def path(self, input_ids: tuple[int, ...], window: int, *, accumulated: bool = False) -> Path:
         """File of a prompt's capture under a window of so many tokens, whether or not it exists."""
-        parts = f"{self.fingerprint}:{window}:{accumulated}:{list(input_ids)}"
+        parts = f"{VERSION}:{self.fingerprint}:{window}:{accumulated}:{list(input_ids)}"
         key = hashlib.sha256(parts.encode()).hexdigest()
         return self.folder / f"{key[:40]}.safetensors"
 
@@ -127,7 +127,7 @@ def _load(path: Path) -> Capture | None:
 
 
 def fingerprint(model: "PreTrainedModel", *, decode_tokens: int) -> str:
-    """SHA-256 over what a capture depends on besides its prompt and window.
+    """SHA-256 over what a run of a model depends on besides its prompt and window.
 
     A model is recognised by its configuration and by sums over each of its tensors, so a folder whose files
     changed is another model, and a copy under another name is the same one.
@@ -144,7 +144,7 @@ def fingerprint(model: "PreTrainedModel", *, decode_tokens: int) -> str:
     digest.update(json.dumps(_unnamed(model.config.to_dict()), sort_keys=True, default=str).encode())
     end_tokens = model.generation_config.eos_token_id if model.generation_config else None
     backend = model.config._attn_implementation
-    versions = f"{_VERSION} {torch.__version__} {transformers.__version__}"
+    versions = f"{torch.__version__} {transformers.__version__}"
     digest.update(f"{versions} {model.device.type} {backend} {decode_tokens} {end_tokens}".encode())
     return digest.hexdigest()
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
-import torch
 from filelock import FileLock
 
 from clusterprof.data import Dataset, Prompt, sample_rows
 from clusterprof.errors import ClusterprofError
-from clusterprof.methods import METHODS, MethodConfig, Observation, default_method
+from clusterprof.methods import METHODS, MethodConfig, default_method
 from clusterprof.profile import Compression, ModelIdentity, Profile, Search
 from clusterprof.profiling.collect import build_prompts, capture_all, longer_than_size
 from clusterprof.profiling.evaluate import Evaluator
@@ -22,6 +21,7 @@ from clusterprof.profiling.record import MethodResult, dataset_record, environme
 from clusterprof.profiling.search import finished, open_study, search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.spaces import SearchSpace, search_space
+from clusterprof.profiling.store import VERSION as CAPTURE_VERSION
 from clusterprof.profiling.store import CaptureStore, fingerprint
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
@@ -84,7 +84,7 @@ def tune(
     # Refuses a bad size or window before any work is done.
     default = default_method(settings.method, settings.size)
     Compression(size=settings.size, window=settings.window, method=default)
-    _try_out(default)
+    default.check_installed()
     # And a model that cannot be compressed.
     plain_layers(decoder_of(model).config)
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
@@ -166,15 +166,6 @@ def tune(
     )
 
 
-def _try_out(method: MethodConfig) -> None:
-    """Let a method whose library is not installed say so."""
-    row = torch.ones(1, 1, 4)
-    observation = Observation(
-        row, window=1, accumulated=row, word_starts=torch.ones(1, row.shape[-1], dtype=torch.bool)
-    )
-    method.select(observation, budget=2)
-
-
 def _open_study(
     settings: TuneSettings,
     dataset: Dataset,
@@ -183,7 +174,14 @@ def _open_study(
     cache_dir: Path,
 ) -> optuna.Study:
     """Open the study of exactly this model, these prompts and these settings."""
-    parts = [model_fingerprint, settings.method, settings.size, settings.window, settings.objective]
+    parts = [
+        CAPTURE_VERSION,
+        model_fingerprint,
+        settings.method,
+        settings.size,
+        settings.window,
+        settings.objective,
+    ]
     parts += [settings.seed, *(prompt.input_ids for prompt in prompts)]
     study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
     method = "" if settings.method == "clusterattn" else f"-{settings.method}"

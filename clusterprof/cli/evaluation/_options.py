@@ -114,6 +114,16 @@ def names_of(text: str, option: str) -> list[str]:
 
 
 Tokens = Annotated[str, typer.Option(metavar="N,N,...", help="Prompt lengths.", rich_help_panel="Data")]
+GeneratedTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens",
+        metavar="N,N,...",
+        help="Lengths of generated prompts.",
+        show_default="2000",
+        rich_help_panel="Data",
+    ),
+]
 Longest = Annotated[
     int | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from clusterprof.cli import _options as opt
 from clusterprof.cli._files import check_writable
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import print_json
@@ -16,7 +17,6 @@ from clusterprof.errors import ClusterprofError, DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clusterprof.data import Dataset, Row
     from clusterprof.evaluation.contestants import Contestant
     from clusterprof.evaluation.records import Record, RunFile
     from clusterprof.evaluation.run import Benchmark
@@ -200,32 +200,38 @@ def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
 def loaded_tasks(
     dataset: str,
     *,
-    tokens: int | None,
+    tokens: str | None,
     data_dir: Path | None,
     templates: Path | None,
     samples: int | None,
     seed: int,
     max_new_tokens: int | None = None,
-    check: "Callable[[Sequence[Row]], None] | None" = None,
 ) -> "Callable[[TaskMaker], list[Task]]":
-    """A maker of tasks out of a dataset by its name, whose rows are checked now where that needs no tokenizer."""
+    """A maker of tasks out of a dataset by its name, whose rows are checked now where that needs no tokenizer.
+
+    Parameters
+    ----------
+    tokens : str, optional
+        Prompt lengths of a generator, such as "1000,2000"; ``samples`` are then for each of them.
+    """
     from clusterprof.cli._data import load_rows
-    from clusterprof.data import sample_rows
 
-    def choose(loaded: "Dataset") -> "Sequence[Row]":
-        chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
-        if check is not None:
-            check(chosen)
-        return chosen
-
-    rows = load_rows(dataset, tokens, seed, data_dir, templates, None)
-    if rows is not None:
-        choose(rows)
+    lengths: list[int | None] = [None]
+    if tokens is not None:
+        lengths = [*numbers_of(tokens, "--tokens", lowest=opt.MIN_TOKENS)]
+    # Also says that a dataset takes no length.
+    known = load_rows(dataset, lengths[0], seed, data_dir, templates, None)
 
     def make(maker: "TaskMaker") -> "list[Task]":
-        loaded = rows or load_rows(dataset, tokens, seed, data_dir, templates, maker.tokenizer)
-        assert loaded is not None
-        labels = {} if tokens is None else {"tokens": tokens}
-        return maker.make(loaded.name, choose(loaded), max_new_tokens=max_new_tokens, labels=labels)
+        from clusterprof.data import sample_rows
+
+        tasks = []
+        for length in lengths:
+            loaded = known or load_rows(dataset, length, seed, data_dir, templates, maker.tokenizer)
+            assert loaded is not None
+            chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
+            labels = {} if length is None else {"tokens": length}
+            tasks += maker.make(loaded.name, chosen, max_new_tokens=max_new_tokens, labels=labels)
+        return tasks
 
     return make

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
-from clusterprof.cli.evaluation._options import RunOptions, samples_option, with_run_options
+from clusterprof.cli.evaluation._options import GeneratedTokens, RunOptions, samples_option, with_run_options
 from clusterprof.cli.evaluation._run import Plan, check_replayable, entering, loaded_tasks, run, sizes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def fit(
     options: RunOptions,
     dataset: opt.DatasetName,
-    tokens: opt.Tokens = None,
+    tokens: GeneratedTokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
@@ -38,7 +38,7 @@ def fit(
 def hit_rate(
     options: RunOptions,
     dataset: opt.DatasetName,
-    tokens: opt.Tokens = None,
+    tokens: GeneratedTokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     samples: Annotated[int | None, samples_option("Rows.")] = 5,
@@ -60,7 +60,7 @@ def hit_rate(
 def ablation(
     options: RunOptions,
     dataset: opt.DatasetName,
-    tokens: opt.Tokens = None,
+    tokens: GeneratedTokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
@@ -80,7 +80,7 @@ def _run(
     options: RunOptions,
     bench: "Benchmark",
     dataset: str,
-    tokens: int | None,
+    tokens: str | None,
     data_dir: Path | None,
     templates: Path | None,
     samples: int | None,

@@ -67,7 +67,7 @@ def clusters(
     drawn = None if layers is None else numbers_of(layers, "--layers", lowest=0)
     make = loaded_tasks(
         dataset,
-        tokens=tokens,
+        tokens=None if tokens is None else str(tokens),
         data_dir=data_dir,
         templates=templates,
         samples=1,

@@ -3,7 +3,14 @@
 from typing import Annotated
 
 from clusterprof.cli import _options as opt
-from clusterprof.cli.evaluation._options import Longest, RunOptions, Whole, samples_option, with_run_options
+from clusterprof.cli.evaluation._options import (
+    GeneratedTokens,
+    Longest,
+    RunOptions,
+    Whole,
+    samples_option,
+    with_run_options,
+)
 from clusterprof.cli.evaluation._run import Plan, loaded_tasks, run
 
 
@@ -11,7 +18,7 @@ from clusterprof.cli.evaluation._run import Plan, loaded_tasks, run
 def perplexity(
     options: RunOptions,
     dataset: opt.DatasetName,
-    tokens: opt.Tokens = None,
+    tokens: GeneratedTokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     samples: Annotated[int | None, samples_option("Rows, instead of all.")] = None,
@@ -37,7 +44,7 @@ def perplexity(
 def samples(
     options: RunOptions,
     dataset: opt.DatasetName,
-    tokens: opt.Tokens = None,
+    tokens: GeneratedTokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     samples: Annotated[int | None, samples_option("Rows.")] = 3,
