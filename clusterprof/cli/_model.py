@@ -1,8 +1,9 @@
 """The model that a command runs: which one, and loading it with a word to the user."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from clusterprof.cli._options import Running
 from clusterprof.errors import ModelError
 from clusterprof.report.console import say
 from clusterprof.text import one_line
@@ -19,11 +20,7 @@ class ModelChoice:
     """A model and how to run it, as the options say; see `clusterprof.models.load_model`."""
 
     name: str
-    revision: str | None
-    dtype: str
-    device: str
-    attn: str
-    trust_remote_code: bool
+    running: Running
 
     @property
     def id(self) -> str:
@@ -45,11 +42,7 @@ class ModelChoice:
         quiet_transformers()
         model, tokenizer = load_model(
             self.name,
-            revision=self.revision,
-            dtype=self.dtype,
-            device=self.device,
-            attn=self.attn,
-            trust_remote_code=self.trust_remote_code,
+            **asdict(self.running),
         )
         say(console, f"model    {_facts(model)}")
         return model, tokenizer

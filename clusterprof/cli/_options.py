@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,6 +109,18 @@ TrustRemoteCode = Annotated[
         "--trust-remote-code", help="Run Python code that the model brings along.", rich_help_panel=_MODEL
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a model runs."""
+
+    revision: Revision = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    attn: Attention = "auto"
+    trust_remote_code: TrustRemoteCode = False
+
 
 # Which prompts.
 DatasetName = Annotated[

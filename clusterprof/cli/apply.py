@@ -10,6 +10,7 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._files import check_encoding, read_prompt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice, profiles_model
 from clusterprof.cli._shell import print_json
 from clusterprof.errors import ClusterprofError, DataError
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from clusterprof.profile import Compression, Profile
 
 
+@with_groups
 def apply(
+    *,
     profile: Annotated[Path, typer.Option(help="A profile that `clusterprof tune` wrote.")],
     dash: Annotated[
         str | None,
@@ -46,11 +49,7 @@ def apply(
         bool, typer.Option("--force", help="Use the profile although it was made for another model.")
     ] = False,
     model: opt.ProfilesModel = None,
-    revision: opt.Revision = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    attn: opt.Attention = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
     """Answer a prompt with a compressed KV cache."""
@@ -69,7 +68,7 @@ def apply(
             "the prompt as before.",
             param_hint="--question",
         )
-    choice = ModelChoice(profiles_model(model, loaded), revision, dtype, device, attn, trust_remote_code)
+    choice = ModelChoice(profiles_model(model, loaded), running)
     say(console, f"Loading {one_line(choice.id)}")
 
     import torch

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice, profiles_model
 from clusterprof.cli._shell import FAILED, print_json
 from clusterprof.errors import ClusterprofError, DataError
@@ -59,7 +60,9 @@ def _plot_file(path: Path | None) -> Path | None:
     return path
 
 
+@with_groups
 def bench(
+    *,
     size: Annotated[
         int | None,
         typer.Option(
@@ -141,11 +144,7 @@ def bench(
         ),
     ] = None,
     model: opt.Model = None,
-    revision: opt.Revision = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    attn: opt.Attention = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
     """Measure prefill, decoding and memory: full cache, compressed cache, baselines at the same size."""
@@ -174,7 +173,7 @@ def bench(
     say(console, f"Loading {one_line(named or 'the default model')}")
     try:
         # From here on it takes seconds, for torch alone.
-        choice = ModelChoice(named or default_model(), revision, dtype, device, attn, trust_remote_code)
+        choice = ModelChoice(named or default_model(), running)
         room = None if memory is None else _memory_bytes(memory)
         found = _measure(choice, loaded, ours, settings, room, console)
     except KeyboardInterrupt:

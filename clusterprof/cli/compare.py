@@ -9,6 +9,7 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._data import load_rows
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import profiles_model
 from clusterprof.cli.evaluation._options import RunOptions, names_of, samples_option
 from clusterprof.cli.evaluation._run import Plan, check_replayable, run
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 _BASELINES = "clusterattn,snapkv,topk,streaming_llm"
 
 
+@with_groups
 def compare(
+    *,
     profiles: Annotated[
         list[Path], typer.Argument(metavar="PROFILE...", help="Profiles of one model and one dataset.")
     ],
@@ -43,11 +46,7 @@ def compare(
         ),
     ] = None,
     model: opt.ProfilesModel = None,
-    revision: opt.Revision = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    attn: opt.Attention = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
     """Compare profiles with the baselines at the same size, on samples that no profile was tuned on."""
@@ -66,11 +65,7 @@ def compare(
         seed=data.seed,
         output=output,
         model=profiles_model(model, loaded[0]),
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        attn=attn,
-        trust_remote_code=trust_remote_code,
+        running=running,
         as_json=as_json,
     )
     bench = HeldOutBenchmark(scorer_of(data.name))

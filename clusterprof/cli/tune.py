@@ -12,6 +12,7 @@ import typer
 from clusterprof.cli import _options as opt
 from clusterprof.cli._data import load_rows
 from clusterprof.cli._files import check_storage, check_writable
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import FAILED, print_json
 from clusterprof.errors import ClusterprofError
@@ -26,16 +27,14 @@ if TYPE_CHECKING:
     from clusterprof.report.progress import TuneProgress
 
 
+@with_groups
 def tune(
+    *,
     dataset: opt.DatasetName,
     size: opt.Size,
     method: opt.Method = "clusterattn",
     model: opt.Model = None,
-    revision: opt.Revision = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    attn: opt.Attention = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    running: opt.Running,
     tokens: opt.Tokens = None,
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
@@ -87,7 +86,7 @@ def tune(
         storage=storage,
         tokens=tokens,
     )
-    choice = ModelChoice(model or default_model(), revision, dtype, device, attn, trust_remote_code)
+    choice = ModelChoice(model or default_model(), running)
     path = output or profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size, method)
     check_writable(path)
     if storage is not None:

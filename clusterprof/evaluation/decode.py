@@ -53,7 +53,7 @@ def greedy(
             return [[token for token in answer if token not in end_tokens] for answer in answers]
         if len(going) < len(running):
             still = torch.tensor([running.index(row) for row in going], device=model.device)
-            cache.batch_select_indices(still)  # type: ignore[no-untyped-call]
+            cache.batch_select_indices(still)
             running = going
         tokens = torch.tensor([[answers[row][-1]] for row in running], device=model.device)
         following = next_token_log_probs(model, tokens, cache).argmax(dim=-1).tolist()

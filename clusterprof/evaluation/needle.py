@@ -16,7 +16,7 @@ from clusterprof.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from clusterprof.evaluation.tasks import Task, TaskMaker
+    from clusterprof.evaluation.tasks import Labels, Task, TaskMaker
 
 MAX_NEW_TOKENS = 32
 FOODS = ("a sandwich", "a bowl of noodles", "an apple pie", "a plate of dumplings", "a cheese omelette")
@@ -108,7 +108,7 @@ def needle_tasks(
                 needle = KINDS[(step + sample) % len(KINDS)](rng, rng.choice(CITIES))
                 row = _row(needle, text, rng.randrange(len(text)), depth, length, maker.tokenizer)
                 row = replace(row, id=f"{length}-{step}-{sample}-{seed}")
-                labels = {"tokens": length, "depth": round(depth, 4), "needle": needle.kind}
+                labels: Labels = {"tokens": length, "depth": round(depth, 4), "needle": needle.kind}
                 tasks += maker.make("needle", [row], labels=labels, references=(needle.statement,))
     return tasks
 

@@ -43,7 +43,7 @@ class PerplexityBenchmark:
         answer = self._answer(session, task)
         for one_by_one in (False, True):
             # What evicts at every step has to see every step.
-            alike = [it for it in entering if it.evicts_decoded == one_by_one]
+            alike = [it for it in entering if it.evicts_answer(task) == one_by_one]
             step = 1 if one_by_one else len(answer)
             decode = partial(answer_losses, session.model, answer, step=step)
             for entrant, loss in session.run(task, alike, decode):

@@ -74,8 +74,7 @@ class Session:
         DataError
             If a window is the prompt's question, and that is not known.
         """
-        longest = len(task.prompt.input_ids) + task.max_new_tokens
-        stepwise = [it for it in entering if it.evicts_decoded and longest > (it.size or 0)]
+        stepwise = [it for it in entering if it.evicts_answer(task)]
         together = [it for it in entering if it not in stepwise]
         if together:
             yield from self._run_together(task, together, decode)

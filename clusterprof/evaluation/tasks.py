@@ -69,6 +69,11 @@ class Entrant:
             self.compression.method, "evict_while_decoding", False
         )
 
+    def evicts_answer(self, task: Task) -> bool:
+        """Whether it evicts anything while a task's answer is decoded."""
+        longest = len(task.prompt.input_ids) + task.max_new_tokens
+        return self.evicts_decoded and self.size is not None and longest > self.size
+
 
 def entrants(contestants: Sequence[Contestant], sizes: Iterable[int], window: Window) -> list[Entrant]:
     """Every contestant at every size, those of one size together, the full cache first.

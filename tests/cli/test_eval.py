@@ -2,7 +2,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,13 +32,13 @@ def asked_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions about places, one token per character; the last one fits in the size of `SMALL`."""
     rows = [
         {
-            "id": f"q{n}",
+            "id": name,
             "context": places(words, n),
             "question": "Where is it?",
             "answers": ["by the moor", "at the bay"],
             "max_new_tokens": 6,
         }
-        for n, words in enumerate((25, 30, 35, 4))
+        for n, (name, words) in enumerate({"q0": 25, "q1": 30, "q2": 35, "small": 4}.items())
     ]
     path = tmp_path_factory.mktemp("data") / "asked.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -105,7 +105,7 @@ def test_the_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "clusterprof" in loaded
-    assert not loaded & {"torch", "transformers", "datasets", "optuna", "numpy", "matplotlib", "pydantic"}
+    assert not loaded & {"torch", "transformers", "datasets", "optuna", "numpy", "matplotlib", "sklearn"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_help_loads_nothing_heavy() -> None:
         (["needle", "--tokens", "1000,2k"], "--tokens", "'2k' is not a whole number"),
         (["needle", "--tokens", "1000,,2000"], "--tokens", "nothing empty in it"),
         (["needle", "--tokens", "9" * 5000], "--tokens", "is not a whole number from 256 to 10000000"),
-        (["needle", "--tokens", "１０００"], "--tokens", "is not a whole number"),
+        (["needle", "--tokens", "\uff11\uff10\uff10\uff10"], "--tokens", "is not a whole number"),
         (["needle", "--depths", "0"], "--depths", "1"),
         (["needle", "--samples", "0"], "--samples", "1"),
         (["needle", "--sizes", "1"], "--sizes", "'1' is not a whole number from 2"),
@@ -145,7 +145,7 @@ def test_the_help_loads_nothing_heavy() -> None:
 def test_values_out_of_range_are_wrong_usage(
     run: Run, args: Sequence[str], option: str, allowed: str
 ) -> None:
-    finished = run("eval", *args)
+    finished = run("eval", *args, "--model", "no/such/model")
     assert finished.code == 2
     assert finished.out == ""
     text = said(finished)
@@ -221,7 +221,7 @@ def test_needle_as_one_document(needle: Callable[..., Finished], model_folder: P
     assert {(it.method, it.parameters.get("evict_while_decoding")) for it in measured} == {
         ("full", None), ("topk", None), ("h2o+decode", True),
     }  # fmt: skip
-    assert all(290 < it.prompt_tokens <= 300 and it.text is not None for it in measured)
+    assert all(270 < it.prompt_tokens <= 300 and it.text is not None for it in measured)
     assert finished.err.replace("\n", "").isprintable()
     for expected in (
         f"{model_folder} (LlamaForCausalLM, 2 layers, 4 query and 2 KV heads), float32 on cpu",
@@ -297,7 +297,11 @@ def test_lines_of_longevals_files(run: Run, model_folder: Path) -> None:
     for count in (3, 5):
         lines = "\n".join(f"line a-{n}: REGISTER_CONTENT is <{count}{n}>" for n in range(count))
         rows = [
-            {"expected_number": 10 * count + n, "num_lines": count, "prompt": f"{lines}\nWhat is in line a-{n}?"}
+            {
+                "expected_number": 10 * count + n,
+                "num_lines": count,
+                "prompt": f"{lines}\nWhat is in line a-{n}?",
+            }
             for n in range(3)
         ]
         paths.append(Path(f"{count}_lines.jsonl"))
@@ -322,8 +326,8 @@ def test_perplexity(run: Run, model_folder: Path, asked_file: Path) -> None:
     assert len(measured) == 4 * 3
     assert all(it.scores.keys() == {"loss", "perplexity"} and it.text is None for it in measured)
     assert {it.dataset for it in measured} == {str(asked_file)}
-    by_prompt = {prompt: {it.method: it.scores["loss"] for it in measured if it.prompt == prompt} for prompt in "q0"}
-    assert all(len(set(losses.values())) > 1 for losses in by_prompt.values() if losses)
+    losses = {name: {it.scores["loss"] for it in measured if it.prompt == name} for name in ("q0", "small")}
+    assert {name: len(different) for name, different in losses.items()} == {"q0": 3, "small": 1}
     shown = run("eval", "perplexity", "--dataset", asked_file, "--model", model_folder, *SMALL)
     assert "perplexity" in shown.out.lower()
 
@@ -374,9 +378,7 @@ def test_fit_of_every_method(run: Run, model_folder: Path, asked_file: Path) -> 
         heads = it.curves["cosine_by_head"]
         assert isinstance(heads, list)
         assert [len(layer) for layer in heads if isinstance(layer, list)] == [4, 4]
-    again = run(
-        "eval", "fit", "--dataset", asked_file, "--model", model_folder, *SMALL, "--decode-tokens", 4
-    )
+    again = run("eval", "fit", "--dataset", asked_file, "--model", model_folder, *SMALL, "--decode-tokens", 4)
     assert "6 of them found in the file" in again.err
     assert "cosine" in again.out.lower()
 
@@ -539,9 +541,9 @@ def test_clusters_of_a_profile(
 # What goes wrong on the way.
 
 
-@pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ctrl-C in the second prompt, after its first result."""
+def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(
+    needle: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
     measure = GenerationBenchmark.measure
     begun: list[str] = []
 
@@ -549,31 +551,24 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         begun.append("")
         for result in measure(*args):
             yield result
+            # In the second prompt, after its first result.
             if len(begun) == 2:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(GenerationBenchmark, "measure", pressed)
-        yield
-
-
-def test_ctrl_c_keeps_what_is_measured(needle: Callable[..., Finished], interrupted: None) -> None:
-    finished = needle("--json", "-o", "mine.jsonl")
+        finished = needle("--json", "-o", "mine.jsonl")
     assert finished.code == 1
     assert finished.out == ""
+    # Its first result was yielded, but not yet written.
     assert finished.err.splitlines()[-1] == (
         "error: Interrupted: 4 of 6 results are in mine.jsonl; run the same command again to go on from there."
     )
     assert len(results("mine.jsonl")) == 4
-
-
-def test_after_ctrl_c_the_same_command_goes_on(
-    needle: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    whole = needle("-o", "whole.jsonl", "--json").json()
-    request.getfixturevalue("interrupted")
-    assert needle("-o", "mine.jsonl").code == 1
-    monkeypatch.undo()
+    again = needle("--json", "-o", "mine.jsonl")
+    assert "4 of them found in the file" in again.err
+    whole = needle("--json", "-o", "whole.jsonl").json()
+    assert again.json()["groups"] == whole["groups"]
 
 
 def test_a_prompt_that_fails_is_named_and_the_run_goes_on(
@@ -591,9 +586,6 @@ def test_a_prompt_that_fails_is_named_and_the_run_goes_on(
     assert finished.code == 0
     assert "300-0-0-0 is left out: attention of layer 1 is not finite" in finished.err
     assert {it.labels["depth"] for it in results(finished.json()["results"])} == {1}
-    finished = needle("--depths", 1, "--json")
-    assert finished.code == 0
-    monkeypatch.setattr(GenerationBenchmark, "measure", lambda *args: fails(*args[:2], args[2], args[3]))
 
 
 def test_if_every_prompt_fails_that_is_an_error(
@@ -627,11 +619,11 @@ def test_a_file_that_another_process_adds_to_is_left_to_it(needle: Callable[...,
     assert "Measuring" not in finished.err
 
 
-def test_a_full_disk_is_a_sentence(
-    needle: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_sentence(needle: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(
+            "os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
         finished = needle("-o", "mine.jsonl")
     assert finished.code == 1
     assert "No space left on device" in finished.err.splitlines()[-1]

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ FIT = FitBenchmark("fit", {})
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, bool]]]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Window of each prompt that is captured, and whether attention was summed."""
     seen: list[tuple[int, bool]] = []
 
@@ -35,7 +34,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, bool]]
         return capture_prompt(model, input_ids, **options)
 
     monkeypatch.setattr(collect, "capture_prompt", spy)
-    yield seen
+    return seen
 
 
 def opened(tmp_path: Path, model: PreTrainedModel | None = None) -> Session:

@@ -6,7 +6,7 @@ import pytest
 from clusterprof.errors import ClusterprofError, ProfileError
 from clusterprof.evaluation.contestants import contestants
 from clusterprof.evaluation.records import Record
-from clusterprof.methods import ClusterAttn, H2O, SnapKV, StreamingLLM, method_names
+from clusterprof.methods import H2O, ClusterAttn, SnapKV, StreamingLLM, method_names
 from clusterprof.profile import Compression
 from tests.evaluation.examples import record
 from tests.profile.examples import profile

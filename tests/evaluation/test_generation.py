@@ -19,7 +19,10 @@ from tests.tiny import tiny_llama
 
 
 def task(
-    *answers: str, dataset: str = "needle", references: tuple[str, ...] = (), all_classes: tuple[str, ...] = ()
+    *answers: str,
+    dataset: str = "needle",
+    references: tuple[str, ...] = (),
+    all_classes: tuple[str, ...] = (),
 ) -> Task:
     asked = Row("one", (Message("user", "?"),), answers=answers, all_classes=all_classes)
     return Task(dataset, asked, Prompt("one", (5,), None, 0), {}, references, 8)
@@ -71,7 +74,9 @@ def test_longbench_is_scored_by_its_task() -> None:
         "score": pytest.approx(100 * 2 / 3)
     }
     classes = ("date", "place")
-    assert score_longbench(task("date", dataset="trec", all_classes=classes), "date or place") == {"score": 50}
+    assert score_longbench(task("date", dataset="trec", all_classes=classes), "date or place") == {
+        "score": 50
+    }
     assert score_longbench(task("3", dataset="passage_count"), "3 or 4") == {"score": 50}
     # Of a few-shot task, the first line alone.
     assert score_longbench(task("a cat", dataset="triviaqa"), "cat\nQuestion: why?") == {"score": 100}

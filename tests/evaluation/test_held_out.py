@@ -107,7 +107,9 @@ def test_without_a_score_nothing_is_generated(tmp_path: Path) -> None:
     entering = make_entrants(["topk"])
     found = measure(session, task, entering, HeldOutBenchmark(None))
     assert [it.text for it in found.values()] == [None, None]
-    assert all(it.scores.keys() == {"cosine", "cosine_padded", "kl", "agreement", "loss"} for it in found.values())
+    assert all(
+        it.scores.keys() == {"cosine", "cosine_padded", "kl", "agreement", "loss"} for it in found.values()
+    )
 
 
 def test_profiles_with_other_windows_have_captures_of_their_own(

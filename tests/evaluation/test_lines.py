@@ -125,7 +125,10 @@ def without(field: str) -> dict[str, Any]:
         ("[1]", "is not a JSON object"),
         (without("prompt"), "field 'prompt' is missing"),
         (longeval(1) | {"prompt": 7}, "field 'prompt' is the number 7"),
-        (without("expected_number"), "field 'expected_number' must be a whole number from 0 to 1,000,000,000"),
+        (
+            without("expected_number"),
+            "field 'expected_number' must be a whole number from 0 to 1,000,000,000",
+        ),
         *(
             (longeval(1) | {field: value}, f"field '{field}' must be a whole number from 0 to")
             for field in ("expected_number", "num_lines")
@@ -133,9 +136,7 @@ def without(field: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_bad_field_is_named_with_its_line(
-    bad: dict[str, Any] | str, problem: str, tmp_path: Path
-) -> None:
+def test_a_bad_field_is_named_with_its_line(bad: dict[str, Any] | str, problem: str, tmp_path: Path) -> None:
     path = write(tmp_path / "l.jsonl", longeval(100), bad, longeval(200))
     with pytest.raises(DataError) as caught:
         load_longeval(path)

@@ -31,9 +31,7 @@ def make(
     haystack: str | None = None,
 ) -> list[Task]:
     maker = TaskMaker(model, TOKENIZER)
-    return needle_tasks(
-        maker, tokens=tokens, depths=depths, samples=samples, seed=seed, haystack=haystack
-    )
+    return needle_tasks(maker, tokens=tokens, depths=depths, samples=samples, seed=seed, haystack=haystack)
 
 
 @pytest.fixture(scope="module")

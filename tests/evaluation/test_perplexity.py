@@ -97,10 +97,14 @@ def test_a_long_answer_is_read_as_far_as_one_would_be_generated(tmp_path: Path) 
 
 def test_an_answer_to_plain_text_begins_with_a_space(tmp_path: Path) -> None:
     session = open_session(tiny_llama(), tmp_path)
-    asked = Row("few", (Message("user", "Question: where?\nAnswer:"),), answers=("ash",), use_chat_template=False)
+    asked = Row(
+        "few", (Message("user", "Question: where?\nAnswer:"),), answers=("ash",), use_chat_template=False
+    )
     (task,) = make_tasks(session, [asked])
     (full,) = make_entrants([])
-    assert losses(session, task, [full])[full] == pytest.approx(by_hand(session, task, full, " ash"), abs=1e-5)
+    assert losses(session, task, [full])[full] == pytest.approx(
+        by_hand(session, task, full, " ash"), abs=1e-5
+    )
 
 
 def test_a_hopeless_answer_has_a_finite_perplexity(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_a_hopeless_answer_has_a_finite_perplexity(tmp_path: Path) -> None:
 def test_a_row_without_an_answer_is_named(tmp_path: Path) -> None:
     session = open_session(tiny_llama(), tmp_path)
     rows = [row(60), row(50, answers=())]
-    with pytest.raises(DataError, match="'row-50-0' has no answer .* give rows with 'answers'"):
+    with pytest.raises(DataError, match=r"'row-50-0' has no answer .* give rows with 'answers'"):
         check_answers(rows)
     check_answers(rows[:1])
     task = make_tasks(session, rows)[1]

@@ -11,7 +11,7 @@ from clusterprof.evaluation.tasks import Entrant, TaskMaker, entrants
 from clusterprof.methods import H2O, TopK
 from clusterprof.models import describe_model
 from clusterprof.profile import Compression
-from tests.evaluation.engine import row
+from tests.evaluation.engine import make_entrants, row
 from tests.evaluation.test_contestants import saved
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -56,6 +56,9 @@ def test_what_an_entrant_evicts(model: PreTrainedModel) -> None:
     full, at_63, at_64 = entrants(contestants(["h2o+decode"]), [63, 64], 8)
     assert [it.evicts(task.prompt) for it in (full, at_63, at_64)] == [False, True, False]
     assert [it.evicts_decoded for it in (full, at_63, at_64)] == [False, True, True]
+    # The answer has up to 8 tokens.
+    entering = make_entrants(["h2o", "h2o+decode"], [40, 71, 72, 96])
+    assert [it.size for it in entering if it.evicts_answer(task)] == [40, 71]
     assert [it.needs for it in (full, at_63)] == [frozenset(), {"accumulated"}]
     prompts_only = Entrant(Contestant("h2o", "", None), 63, Compression(size=63, window=8, method=H2O()))
     assert not prompts_only.evicts_decoded
@@ -87,7 +90,11 @@ def test_prompts_leave_room_for_their_answers(model: PreTrainedModel) -> None:
 
 def test_a_limit_of_ones_own(model: PreTrainedModel) -> None:
     maker = TaskMaker(model, tiny_tokenizer(), longest=50)
-    assert [len(it.prompt.input_ids) for it in maker.make("places", [row(92), row(50), row(40)])] == [50, 50, 40]
+    assert [len(it.prompt.input_ids) for it in maker.make("places", [row(92), row(50), row(40)])] == [
+        50,
+        50,
+        40,
+    ]
     assert maker.cut == 1
     # The model's limit holds all the same.
     maker = TaskMaker(model, tiny_tokenizer(), longest=5000)
@@ -107,7 +114,7 @@ def test_an_answer_as_long_as_the_context_is_refused(model: PreTrainedModel) -> 
     with pytest.raises(DataError, match=r"answer of 100 tokens .* context of 100; lower --decode-tokens"):
         maker.make("places", [row(64)], max_new_tokens=100)
     long = Row("plain", (Message("user", "where is it?"),), max_new_tokens=512)
-    with pytest.raises(DataError, match="answer of 512 tokens .* use a model with a longer one"):
+    with pytest.raises(DataError, match=r"answer of 512 tokens .* use a model with a longer one"):
         maker.make("places", [long])
 
 

@@ -61,9 +61,7 @@ def test_decoding_from_it_is_decoding_under_compress(build: Callable[..., PreTra
     found = prefilled(model)
     first = int(found.log_probs.argmax())
     cache = found.prompt_cache.compressed(model, kept_by(found))
-    answers = greedy(
-        model, cache, first, len(METHODS), max_new_tokens=NEW_TOKENS, end_tokens=set()
-    )
+    answers = greedy(model, cache, first, len(METHODS), max_new_tokens=NEW_TOKENS, end_tokens=set())
     for method, answer in zip(METHODS, answers, strict=True):
         with compress(model, Compression(size=SIZE, window=WINDOW, method=method)):
             assert answer == generated(model, PROMPT, NEW_TOKENS)

@@ -99,7 +99,9 @@ def test_a_terminal_has_a_bar_that_ends_with_the_context() -> None:
 
 def test_an_error_clears_up_too() -> None:
     screen, _ = console(terminal=True)
-    with pytest.raises(KeyboardInterrupt), EvaluationProgress(screen) as progress:
-        progress.begin(1, 1, 0)
+    progress = EvaluationProgress(screen)
+    progress.begin(1, 1, 0)
+    assert screen._live_stack
+    with pytest.raises(KeyboardInterrupt), progress:
         raise KeyboardInterrupt
     assert not screen._live_stack

@@ -1,11 +1,8 @@
-"""The options of every benchmark, written once and put behind each command's own."""
+"""Options that several benchmarks share, and how their lists are read."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +13,7 @@ DEFAULT_METHODS = "clusterattn,snapkv,topk,streaming_llm,h2o"
 DEFAULT_SIZES = "256,512,1024"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """What is compared, on which model, and where the results go."""
 
@@ -52,33 +49,8 @@ class RunOptions:
         ),
     ] = None
     model: opt.Model = None
-    revision: opt.Revision = None
-    dtype: opt.Dtype = "auto"
-    device: opt.Device = "auto"
-    attn: opt.Attention = "auto"
-    trust_remote_code: opt.TrustRemoteCode = False
+    running: opt.Running
     as_json: opt.Json = False
-
-
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first parameter is a `RunOptions`, the options of all benchmarks behind its own."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    hints = get_type_hints(RunOptions, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(RunOptions)
-    ]
-
-    @wraps(command)
-    def wrapper(**given: Any) -> None:
-        command(RunOptions(**{field.name: given.pop(field.name) for field in fields(RunOptions)}), **given)
-
-    parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in own] + shared
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {it.name: it.annotation for it in parameters}
-    return wrapper
 
 
 def numbers_of(text: str, option: str, *, lowest: int) -> list[int]:
@@ -114,16 +86,26 @@ def names_of(text: str, option: str) -> list[str]:
 
 
 Tokens = Annotated[str, typer.Option(metavar="N,N,...", help="Prompt lengths.", rich_help_panel="Data")]
-GeneratedTokens = Annotated[
-    str | None,
-    typer.Option(
-        "--tokens",
-        metavar="N,N,...",
-        help="Lengths of generated prompts.",
-        show_default="2000",
-        rich_help_panel="Data",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which dataset's rows are measured."""
+
+    dataset: opt.DatasetName
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Lengths of generated prompts.",
+            show_default="2000",
+            rich_help_panel="Data",
+        ),
+    ] = None
+    data_dir: opt.DataDir = None
+    templates: opt.Templates = None
+
+
 Longest = Annotated[
     int | None,
     typer.Option(

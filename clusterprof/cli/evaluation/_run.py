@@ -11,12 +11,14 @@ from clusterprof.cli import _options as opt
 from clusterprof.cli._files import check_writable
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import print_json
-from clusterprof.cli.evaluation._options import DEFAULT_SIZES, RunOptions, names_of, numbers_of
+from clusterprof.cli.evaluation._options import DEFAULT_SIZES, DataOptions, RunOptions, names_of, numbers_of
 from clusterprof.errors import ClusterprofError, DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
 
+    from clusterprof.data import Dataset, Row
     from clusterprof.evaluation.contestants import Contestant
     from clusterprof.evaluation.records import Record, RunFile
     from clusterprof.evaluation.run import Benchmark
@@ -67,7 +69,7 @@ def sizes(options: RunOptions, compared: "Sequence[Contestant]" = ()) -> list[in
     own = [contestant.size for contestant in compared if contestant.size is not None]
     if options.sizes is None and own:
         return own
-    return numbers_of(options.sizes or DEFAULT_SIZES, "--sizes", lowest=2)
+    return numbers_of(DEFAULT_SIZES if options.sizes is None else options.sizes, "--sizes", lowest=2)
 
 
 def check_replayable(entrants: "Sequence[Entrant]") -> None:
@@ -101,14 +103,7 @@ def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
     # From here on it takes seconds, for torch alone.
     from clusterprof.models import default_model
 
-    choice = ModelChoice(
-        options.model or default_model(),
-        options.revision,
-        options.dtype,
-        options.device,
-        options.attn,
-        options.trust_remote_code,
-    )
+    choice = ModelChoice(options.model or default_model(), options.running)
     path = options.output or _default_path(plan.bench.name, choice.id)
     check_writable(path, "results")
     with open_run(path) as results, EvaluationProgress(console) as progress:
@@ -198,40 +193,50 @@ def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
 
 
 def loaded_tasks(
-    dataset: str,
+    data: DataOptions,
     *,
-    tokens: str | None,
-    data_dir: Path | None,
-    templates: Path | None,
     samples: int | None,
     seed: int,
     max_new_tokens: int | None = None,
+    check: "Callable[[Sequence[Row]], None] | None" = None,
 ) -> "Callable[[TaskMaker], list[Task]]":
-    """A maker of tasks out of a dataset by its name, whose rows are checked now where that needs no tokenizer.
+    """A maker of tasks out of a dataset, whose rows are checked now where that needs no tokenizer.
 
     Parameters
     ----------
-    tokens : str, optional
-        Prompt lengths of a generator, such as "1000,2000"; ``samples`` are then for each of them.
+    samples : int, optional
+        How many rows, of each prompt length where a generator is asked for several; by default all.
+    check : callable, optional
+        Raises if the chosen rows are not what the benchmark needs.
     """
     from clusterprof.cli._data import load_rows
+    from clusterprof.data import sample_rows
 
     lengths: list[int | None] = [None]
-    if tokens is not None:
-        lengths = [*numbers_of(tokens, "--tokens", lowest=opt.MIN_TOKENS)]
+    if data.tokens is not None:
+        lengths = [*numbers_of(data.tokens, "--tokens", lowest=opt.MIN_TOKENS)]
+
+    def choose(loaded: "Dataset") -> "Sequence[Row]":
+        chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
+        if check is not None:
+            check(chosen)
+        return chosen
+
+    def load(length: int | None, tokenizer: "PreTrainedTokenizerBase | None") -> "Dataset | None":
+        return load_rows(data.dataset, length, seed, data.data_dir, data.templates, tokenizer)
+
     # Also says that a dataset takes no length.
-    known = load_rows(dataset, lengths[0], seed, data_dir, templates, None)
+    known = load(lengths[0], None)
+    if known is not None:
+        choose(known)
 
     def make(maker: "TaskMaker") -> "list[Task]":
-        from clusterprof.data import sample_rows
-
         tasks = []
         for length in lengths:
-            loaded = known or load_rows(dataset, length, seed, data_dir, templates, maker.tokenizer)
+            loaded = known or load(length, maker.tokenizer)
             assert loaded is not None
-            chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
             labels = {} if length is None else {"tokens": length}
-            tasks += maker.make(loaded.name, chosen, max_new_tokens=max_new_tokens, labels=labels)
+            tasks += maker.make(loaded.name, choose(loaded), max_new_tokens=max_new_tokens, labels=labels)
         return tasks
 
     return make

@@ -1,13 +1,13 @@
 """`clusterprof eval fit`, `hit-rate` and `ablation`: attention over the compressed cache against the full one's."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterprof.cli import _options as opt
-from clusterprof.cli.evaluation._options import GeneratedTokens, RunOptions, samples_option, with_run_options
-from clusterprof.cli.evaluation._run import Plan, check_replayable, entering, loaded_tasks, run, sizes
+from clusterprof.cli._groups import with_groups
+from clusterprof.cli.evaluation._options import DataOptions, RunOptions, samples_option
+from clusterprof.cli.evaluation._run import Plan, entering, loaded_tasks, run, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,33 +16,27 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Entrant
 
 
-@with_run_options
+@with_groups
 def fit(
-    options: RunOptions,
-    dataset: opt.DatasetName,
-    tokens: GeneratedTokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
+    *,
+    data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    options: RunOptions,
 ) -> None:
     """Cosine of the attention per head, and divergence of the next token, for each method (Figure 6)."""
     from clusterprof.evaluation.captured import FitBenchmark
 
-    bench, entrants = FitBenchmark("fit", {}), entering(options)
-    check_replayable(entrants)
-    _run(options, bench, dataset, tokens, data_dir, templates, samples, decode_tokens, entrants)
+    _run(options, FitBenchmark("fit", {}), data, samples, decode_tokens, entering(options))
 
 
-@with_run_options
+@with_groups
 def hit_rate(
-    options: RunOptions,
-    dataset: opt.DatasetName,
-    tokens: GeneratedTokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
+    *,
+    data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 5,
     decode_tokens: opt.DecodeTokens = 512,
+    options: RunOptions,
 ) -> None:
     """How much of what the answer looks at, the window had looked at before, layer by layer (Figure 4)."""
     from clusterprof.evaluation.captured import HitRateBenchmark
@@ -52,19 +46,16 @@ def hit_rate(
     if options.window == "query":
         raise typer.BadParameter("hit-rate needs a number of tokens.", param_hint="--window")
     full = entrants(contestants([]), [], options.window)
-    bench = HitRateBenchmark(options.window)
-    _run(options, bench, dataset, tokens, data_dir, templates, samples, decode_tokens, full)
+    _run(options, HitRateBenchmark(options.window), data, samples, decode_tokens, full)
 
 
-@with_run_options
+@with_groups
 def ablation(
-    options: RunOptions,
-    dataset: opt.DatasetName,
-    tokens: GeneratedTokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
+    *,
+    data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    options: RunOptions,
 ) -> None:
     """ClusterAttn over theta and over num_block, and n-grams (Figures 12 and 13, Table 12)."""
     from clusterprof.evaluation.ablation import contestants
@@ -72,28 +63,16 @@ def ablation(
     from clusterprof.evaluation.tasks import entrants
 
     points = [it for size in sizes(options) for it in entrants(contestants(size), [size], options.window)]
-    bench = FitBenchmark("ablation", {})
-    _run(options, bench, dataset, tokens, data_dir, templates, samples, decode_tokens, points)
+    _run(options, FitBenchmark("ablation", {}), data, samples, decode_tokens, points)
 
 
 def _run(
     options: RunOptions,
     bench: "Benchmark",
-    dataset: str,
-    tokens: str | None,
-    data_dir: Path | None,
-    templates: Path | None,
+    data: DataOptions,
     samples: int | None,
     decode_tokens: int,
     entrants: "Sequence[Entrant]",
 ) -> None:
-    tasks = loaded_tasks(
-        dataset,
-        tokens=tokens,
-        data_dir=data_dir,
-        templates=templates,
-        samples=samples,
-        seed=options.seed,
-        max_new_tokens=decode_tokens,
-    )
+    tasks = loaded_tasks(data, samples=samples, seed=options.seed, max_new_tokens=decode_tokens)
     run(options, Plan(bench, tasks, decode_tokens=decode_tokens, entering=entrants))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
-from clusterprof.cli.evaluation._options import numbers_of
+from clusterprof.cli.evaluation._options import DataOptions, numbers_of
 from clusterprof.cli.evaluation._run import loaded_tasks
 from clusterprof.errors import ClusterprofError, DataError
 
@@ -22,8 +23,10 @@ _PICTURE = "Picture"
 _RUNS, _CHARACTERS = 6, 120
 
 
+@with_groups
 def clusters(
-    dataset: opt.DatasetName,
+    *,
+    data: DataOptions,
     size: Annotated[
         int | None,
         typer.Option(
@@ -34,9 +37,6 @@ def clusters(
         Path | None,
         typer.Option(help="A profile of ClusterAttn.", show_default="the paper's values"),
     ] = None,
-    tokens: opt.Tokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -52,11 +52,7 @@ def clusters(
     decode_tokens: opt.DecodeTokens = 64,
     seed: opt.Seed = 0,
     model: opt.Model = None,
-    revision: opt.Revision = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    attn: opt.Attention = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    running: opt.Running,
 ) -> None:
     """Draw one prompt's importance, centres and kept clusters per head, and their text (Figures 1, 3, 5)."""
     from clusterprof.report.console import message_console, say
@@ -65,15 +61,7 @@ def clusters(
         raise typer.BadParameter(f"{plot_format!r} is neither svg nor png.", param_hint="--format")
     compression = _compression(size, profile)
     drawn = None if layers is None else numbers_of(layers, "--layers", lowest=0)
-    make = loaded_tasks(
-        dataset,
-        tokens=None if tokens is None else str(tokens),
-        data_dir=data_dir,
-        templates=templates,
-        samples=1,
-        seed=seed,
-        max_new_tokens=decode_tokens,
-    )
+    make = loaded_tasks(data, samples=1, seed=seed, max_new_tokens=decode_tokens)
     console = message_console()
 
     from clusterprof.cache import cache_dir
@@ -81,10 +69,10 @@ def clusters(
     from clusterprof.evaluation.tasks import TaskMaker
     from clusterprof.models import default_model
 
-    choice = ModelChoice(model or default_model(), revision, dtype, device, attn, trust_remote_code)
+    choice = ModelChoice(model or default_model(), running)
     loaded, tokenizer = choice.load(console)
     session = Session.open(loaded, tokenizer, cache_dir(), decode_tokens=decode_tokens)
-    (task,) = make(TaskMaker(loaded, tokenizer))
+    task = make(TaskMaker(loaded, tokenizer))[0]
     if len(task.prompt.input_ids) <= compression.size:
         raise DataError(
             f"The prompt has {len(task.prompt.input_ids)} tokens and fits in size {compression.size}, so there are no "

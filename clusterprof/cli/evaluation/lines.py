@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
     Longest,
     RunOptions,
@@ -13,7 +14,6 @@ from clusterprof.cli.evaluation._options import (
     Whole,
     numbers_of,
     samples_option,
-    with_run_options,
 )
 from clusterprof.cli.evaluation._run import Plan, run
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
 
 
-@with_run_options
+@with_groups
 def lines(
-    options: RunOptions,
+    *,
     tokens: Tokens = "1000,2000,4000",
     file: Annotated[
         list[Path] | None,
@@ -35,6 +35,7 @@ def lines(
     samples: Annotated[int, samples_option("Prompts for each length or file, up to 40 generated ones.")] = 20,
     max_tokens: Longest = None,
     whole: Whole = False,
+    options: RunOptions,
 ) -> None:
     """LongEval's line retrieval, generated or from its files (the paper's Figure 11)."""
     from clusterprof.evaluation.generation import GenerationBenchmark, score_lines

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
     Longest,
     RunOptions,
     Whole,
     names_of,
     samples_option,
-    with_run_options,
 )
 from clusterprof.cli.evaluation._run import Plan, run
 from clusterprof.errors import DataError
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
 
 
-@with_run_options
+@with_groups
 def longbench(
-    options: RunOptions,
+    *,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -40,6 +40,7 @@ def longbench(
     samples: Annotated[int | None, samples_option("Rows of each task, instead of all.")] = None,
     max_tokens: Longest = None,
     whole: Whole = False,
+    options: RunOptions,
 ) -> None:
     """LongBench: protocol and metrics of its authors; task, group and overall means (Tables 2, 5, 6, 7)."""
     from clusterprof.data.longbench_tasks import LONGBENCH_TASKS

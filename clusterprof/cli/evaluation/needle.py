@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
     RunOptions,
     Tokens,
     numbers_of,
     samples_option,
-    with_run_options,
 )
 from clusterprof.cli.evaluation._run import Plan, run
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
 
 
-@with_run_options
+@with_groups
 def needle(
-    options: RunOptions,
+    *,
     tokens: Tokens = "1000,2000,4000",
     depths: Annotated[
         int,
@@ -38,6 +38,7 @@ def needle(
             rich_help_panel="Data",
         ),
     ] = None,
+    options: RunOptions,
 ) -> None:
     """Needle in a haystack: lengths by depths, accuracy and ROUGE-1 (the paper's Figures 7 and 10)."""
     from clusterprof.evaluation.generation import GenerationBenchmark, score_needle

@@ -2,60 +2,38 @@
 
 from typing import Annotated
 
-from clusterprof.cli import _options as opt
-from clusterprof.cli.evaluation._options import (
-    GeneratedTokens,
-    Longest,
-    RunOptions,
-    Whole,
-    samples_option,
-    with_run_options,
-)
+from clusterprof.cli._groups import with_groups
+from clusterprof.cli.evaluation._options import DataOptions, Longest, RunOptions, Whole, samples_option
 from clusterprof.cli.evaluation._run import Plan, loaded_tasks, run
 
 
-@with_run_options
+@with_groups
 def perplexity(
-    options: RunOptions,
-    dataset: opt.DatasetName,
-    tokens: GeneratedTokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
+    *,
+    data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows, instead of all.")] = None,
     max_tokens: Longest = None,
     whole: Whole = False,
+    options: RunOptions,
 ) -> None:
     """Perplexity of the reference answers, given the compressed prompt (Table 3)."""
     from clusterprof.evaluation.perplexity import PerplexityBenchmark, check_answers
 
-    tasks = loaded_tasks(
-        dataset,
-        tokens=tokens,
-        data_dir=data_dir,
-        templates=templates,
-        samples=samples,
-        seed=options.seed,
-        check=check_answers,
-    )
+    tasks = loaded_tasks(data, samples=samples, seed=options.seed, check=check_answers)
     run(options, Plan(PerplexityBenchmark(), tasks, longest=max_tokens, whole=whole))
 
 
-@with_run_options
+@with_groups
 def samples(
-    options: RunOptions,
-    dataset: opt.DatasetName,
-    tokens: GeneratedTokens = None,
-    data_dir: opt.DataDir = None,
-    templates: opt.Templates = None,
+    *,
+    data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 3,
     max_tokens: Longest = None,
     whole: Whole = False,
+    options: RunOptions,
 ) -> None:
     """Generated texts side by side: reference, full cache, each method at each size (Tables 13 to 15)."""
     from clusterprof.evaluation.generation import GenerationBenchmark, score_sample
 
-    tasks = loaded_tasks(
-        dataset, tokens=tokens, data_dir=data_dir, templates=templates, samples=samples, seed=options.seed
-    )
-    bench = GenerationBenchmark("samples", score_sample)
-    run(options, Plan(bench, tasks, longest=max_tokens, whole=whole))
+    tasks = loaded_tasks(data, samples=samples, seed=options.seed)
+    run(options, Plan(GenerationBenchmark("samples", score_sample), tasks, longest=max_tokens, whole=whole))
