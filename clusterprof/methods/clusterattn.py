@@ -45,7 +45,8 @@ class ClusterAttn(Method):
         Centres with less importance than this (mean attention per window query) are noise.
     gap_pool : int
         Odd; what the clusters leave of the budget goes to the gaps by importance averaged over this many
-        tokens. 1 is the plain top-k of the paper's text.
+        tokens. 1 is the plain top-k of the paper's text. In a head without a centre above theta all of the
+        prefix is a gap.
     """
 
     name: Literal["clusterattn"] = "clusterattn"
@@ -70,10 +71,9 @@ class ClusterAttn(Method):
         from clusterprof.methods.ranking import keep_highest, local_mean
 
         importance = observation.importance
-        clusters = self.clusters(importance, budget)
-        covered, clustered = clusters.covered, clusters.survives.any(dim=-1, keepdim=True)
-        # Without a single centre there are no gaps between clusters: plain top-k.
-        score = importance.where(covered | ~clustered, local_mean(importance, self.gap_pool))
+        covered = self.clusters(importance, budget).covered
+        # A head without a single centre is one gap.
+        score = importance.where(covered, local_mean(importance, self.gap_pool))
         return keep_highest(score, budget, first=covered)
 
     def clusters(self, importance: Tensor, budget: int) -> Clusters:

@@ -22,10 +22,12 @@ from clusterprof.profiling.capture import Capture
 Point = dict[str, Any]
 Distributions = Mapping[str, BaseDistribution]
 
+# Tokens that importance is pooled over.
+_POOL = IntDistribution(1, 63, step=2)
 # Whether to evict while decoding is not here: a replay keeps all decoded tokens, so it cannot tell.
 _FIXED: Mapping[str, Distributions] = {
     "snapkv": {
-        "kernel_size": IntDistribution(1, 63, step=2),
+        "kernel_size": _POOL,
         "pooling": CategoricalDistribution(["avg", "max"]),
     },
     "topk": {},
@@ -98,7 +100,7 @@ def search_space(name: str, captures: Sequence[Capture], size: int, window: Wind
     """
     if name == "clusterattn":
         theta = FloatDistribution(*theta_range(captures, size), log=True)
-        distributions: Distributions = {"num_block": _NUM_BLOCK, "theta": theta}
+        distributions: Distributions = {"num_block": _NUM_BLOCK, "theta": theta, "gap_pool": _POOL}
     elif name == "streaming_llm":
         distributions = {"initial_tokens": IntDistribution(0, _most_initial_tokens(captures, size))}
     else:
@@ -110,9 +112,8 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
 
     Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
-    the high end, the highest peak of one head in 20 is filtered too; such a head falls back to plain top-k,
-    another method, from which the cosine cannot tell clustering (see docs/how-it-works.md). Ends are
-    rounded outwards to one digit, so that they do not depend on the last bits of the captures.
+    the high end, only one head in 20 has a centre left; all others are one gap. Ends are rounded outwards to
+    one digit, so that they do not depend on the last bits of the captures.
     """
     default = ClusterAttn.paper_default(size)
     peaks, highest = [], []
@@ -123,7 +124,7 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
         highest.append(importance.amax(dim=-1).flatten())
     # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
     low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
-    high = float(np.quantile(torch.cat(highest).double().numpy(), 0.05))
+    high = float(np.quantile(torch.cat(highest).double().numpy(), 0.95))
     return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(
         min(max(high, default.theta), 1.0), math.ceil
     )

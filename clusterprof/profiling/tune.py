@@ -111,7 +111,7 @@ def tune(
 
     evaluator = Evaluator(model, captured.captures)
     space = search_space(settings.method, captured.captures, settings.size, settings.window)
-    study = _open_study(settings, dataset, captured.prompts, model_fingerprint, cache_dir)
+    study = _open_study(settings, dataset, captured.prompts, space, model_fingerprint, cache_dir)
     points = space.points()
     listener.searching(
         study.study_name,
@@ -170,10 +170,11 @@ def _open_study(
     settings: TuneSettings,
     dataset: Dataset,
     prompts: Sequence[Prompt],
+    space: SearchSpace,
     model_fingerprint: str,
     cache_dir: Path,
 ) -> optuna.Study:
-    """Open the study of exactly this model, these prompts and these settings."""
+    """Open the study of exactly this model, these prompts, this space and these settings."""
     parts = [
         CAPTURE_VERSION,
         model_fingerprint,
@@ -181,6 +182,7 @@ def _open_study(
         settings.size,
         settings.window,
         settings.objective,
+        space.ranges(),
     ]
     parts += [settings.seed, *(prompt.input_ids for prompt in prompts)]
     study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -6,7 +6,7 @@ import pytest
 import clusterprof
 from tests.cli.conftest import Run
 
-COMMANDS = ("tune", "apply", "bench", "profiles", "datasets", "models", "doctor")
+COMMANDS = ("tune", "apply", "bench", "eval", "compare", "report", "profiles", "datasets", "models", "doctor")
 
 
 def test_help_names_every_command(run: Run) -> None:

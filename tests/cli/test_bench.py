@@ -120,12 +120,12 @@ def test_a_plot(run: Run, model_folder: Path, name: str) -> None:
 def test_a_profile_brings_method_size_and_window(
     run: Run, tmp_path: Path, profile_file: Path, model_folder: Path
 ) -> None:
-    profile = edited(profile_file, tmp_path, method={"name": "snapkv", "kernel_size": 15})
+    profile = edited(profile_file, tmp_path, method={"name": "snapkv", "kernel_size": 15, "pooling": "avg"})
     finished = run("bench", "--profile", profile, "--model", model_folder, *QUICK, "--json")
     ours = finished.json()["subjects"][2]
     assert ours["label"] == "profile (snapkv)"
     assert ours["compression"] == {
-        "size": 48, "window": 8, "method": {"name": "snapkv", "kernel_size": 15},
+        "size": 48, "window": 8, "method": {"name": "snapkv", "kernel_size": 15, "pooling": "avg"},
     }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_losses_are_the_models_own(build: Callable[..., PreTrainedModel], length
 def only(cache: DynamicCache, row: int) -> DynamicCache:
     """A copy of one row."""
     copied = copy.deepcopy(cache)
-    copied.batch_select_indices(torch.tensor([row]))  # type: ignore[no-untyped-call]
+    copied.batch_select_indices(torch.tensor([row]))
     return copied
 
 

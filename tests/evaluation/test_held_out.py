@@ -83,7 +83,7 @@ def test_attention_is_scored_as_in_a_tune(tmp_path: Path) -> None:
 def test_the_full_cache_is_its_own_measure(tmp_path: Path) -> None:
     session, task = opened(tmp_path, eos_token_id=None)
     answer = generated(session.model, prompt_of(task), STEPS)
-    session.model.generation_config.eos_token_id = [max(set(range(VOCAB_SIZE)) - set(answer))]  # type: ignore[union-attr]
+    session.model.generation_config.eos_token_id = [max(set(range(VOCAB_SIZE)) - set(answer))]
     (full,) = make_entrants([])
     found = measure(session, task, [full])[full]
     assert found.text == session.tokenizer.decode(answer, skip_special_tokens=True)
@@ -96,7 +96,7 @@ def test_an_answer_that_ends_early_ends_there_in_the_full_run_too(tmp_path: Path
     session, task = opened(tmp_path, eos_token_id=None)
     answer = generated(session.model, prompt_of(task), STEPS)
     end = next(token for token in answer[2:] if answer.index(token) >= 2)
-    session.model.generation_config.eos_token_id = [end]  # type: ignore[union-attr]
+    session.model.generation_config.eos_token_id = [end]
     (full,) = make_entrants([])
     kept = answer[: answer.index(end)]
     assert measure(session, task, [full])[full].text == session.tokenizer.decode(kept)
@@ -143,6 +143,6 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
 def test_an_answer_that_ends_at_once_costs_the_prompt(tmp_path: Path) -> None:
     session, task = opened(tmp_path)
-    session.model.generation_config.eos_token_id = generated(session.model, prompt_of(task), 1)  # type: ignore[union-attr]
+    session.model.generation_config.eos_token_id = generated(session.model, prompt_of(task), 1)
     with pytest.raises(CompressionError, match="ended its answer with the first token"):
         measure(session, task, make_entrants(["topk"]))

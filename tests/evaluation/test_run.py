@@ -15,6 +15,7 @@ from clusterprof.evaluation.records import Record, open_run, read_records
 from clusterprof.evaluation.run import Measured, evaluate
 from clusterprof.evaluation.session import Session
 from clusterprof.evaluation.tasks import Entrant, Task, entrants
+from clusterprof.methods import TopK
 from clusterprof.profile import Environment
 from tests.evaluation.engine import Heard, make_entrants, make_tasks, open_session, row
 from tests.evaluation.test_contestants import saved
@@ -194,9 +195,7 @@ def test_whatever_determines_a_result_is_in_its_key(
     with torch.no_grad():
         other_model = tiny_llama()
         other_model.lm_head.weight[3, 3] += 1
-    path = saved(
-        tmp_path / "topk.json", compression={"method": topk.compression.method, "size": 24, "window": 8}
-    )  # type: ignore[union-attr]
+    path = saved(tmp_path / "topk.json", compression={"method": TopK(), "size": 24, "window": 8})
     runs: list[tuple[Session, Task, Entrant, Bench]] = [
         (session, task, topk, Bench()),
         (open_session(other_model, tmp_path), task, topk, Bench()),
@@ -298,3 +297,24 @@ def test_a_dataset_whose_name_is_a_long_path_can_be_recorded(
     records, _ = measure(session, [replace(tasks[0], dataset=name)], path)
     assert all(it.dataset.startswith("/folder/folder/") for it in records)
     assert json.loads(path.read_text().splitlines()[0])["dataset"] == records[0].dataset
+
+
+def test_a_result_that_cannot_be_written_is_not_told_as_measured(
+    session: Session, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, heard = tmp_path / "run.jsonl", Heard()
+    syncs: list[int] = []
+
+    def full(descriptor: int) -> None:
+        syncs.append(descriptor)
+        if len(syncs) == 3:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(DataError, match="No space left on device"):
+            measure(session, tasks, path, heard=heard)
+    assert len(heard.records) == 2
+    assert heard.dropped == []
+    records, _ = measure(session, tasks, path)
+    assert cells(records) == ALL

@@ -17,6 +17,7 @@ from clusterprof.methods import TopK, method_names
 from clusterprof.profile import Compression
 from clusterprof.profiling import collect
 from clusterprof.profiling.capture import end_tokens
+from clusterprof.profiling.prefill import prefill_prompt
 from tests.evaluation.engine import (
     VOCAB_SIZE,
     WINDOW,
@@ -103,16 +104,14 @@ def test_rows_that_end_early_leave_the_others_alone(tmp_path: Path) -> None:
     # A token that ends the rows in as many different steps as possible.
     end = max(sorted(candidates), key=lambda token: len(places(token)))
     assert len(places(end)) >= 3
-    session.model.generation_config.eos_token_id = [end]  # type: ignore[union-attr]
+    session.model.generation_config.eos_token_id = [end]
     check_answers(session, [task], entering)
 
 
 def test_an_answer_that_ends_at_once_is_empty(tmp_path: Path) -> None:
     session = open_session(build(), tmp_path)
     (task,) = make_tasks(session, [row(90)], NEW_TOKENS)
-    session.model.generation_config.eos_token_id = [  # type: ignore[union-attr]
-        generated(session.model, prompt_of(task), 1)[0]
-    ]
+    session.model.generation_config.eos_token_id = [generated(session.model, prompt_of(task), 1)[0]]
     assert set(dict(session.answers(task, make_entrants(FEW))).values()) == {""}
 
 
@@ -125,11 +124,10 @@ def test_an_answer_of_one_token(tmp_path: Path) -> None:
 def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What each prefill of the test was asked for."""
     seen: list[dict[str, Any]] = []
-    original = session_module.prefill_prompt
 
     def spy(model: PreTrainedModel, input_ids: Tensor, **options: Any) -> Any:
         seen.append({"tokens": input_ids.shape[1], **options})
-        return original(model, input_ids, **options)
+        return prefill_prompt(model, input_ids, **options)
 
     monkeypatch.setattr(session_module, "prefill_prompt", spy)
     return seen
@@ -211,7 +209,7 @@ def test_a_question_as_long_as_the_size_is_an_error(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     session = open_session(build(), tmp_path)
     with torch.no_grad():
-        session.model.lm_head.weight[5] = torch.inf  # type: ignore[union-attr,operator,index]
+        session.model.lm_head.weight[5] = torch.inf
     for names in ([], ["h2o+decode"]):
         entering = make_entrants(names)[-1:]
         with pytest.raises(CompressionError, match="not finite"):

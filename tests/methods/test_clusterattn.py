@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, TopK
+from clusterprof.methods import ClusterAttn, SnapKV
 from tests.methods.strategies import UNIT, exact_importances, observed, odd
 from tests.reference.selection import select_clusterattn
 
@@ -55,13 +55,13 @@ def test_default_gap_pool_is_fifteen() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(importance=exact_importances(rows=2, heads=2), num_block=st.integers(1, 8), data=st.data())
-def test_without_a_centre_it_is_plain_top_k(importance: Tensor, num_block: int, data: st.DataObject) -> None:
+def test_without_a_centre_it_is_snapkv(importance: Tensor, num_block: int, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, importance.shape[-1]))
+    pool = data.draw(odd(31))
     importance = importance.clamp(max=0.5)
-    method = ClusterAttn(num_block=num_block, theta=0.75)
-    assert torch.equal(
-        method.select(observed(importance), budget), TopK().select(observed(importance), budget)
-    )
+    method = ClusterAttn(num_block=num_block, theta=0.75, gap_pool=pool)
+    pooled = SnapKV(kernel_size=pool).select(observed(importance), budget)
+    assert torch.equal(method.select(observed(importance), budget), pooled)
 
 
 def test_each_head_has_its_own_neighbourhood_width() -> None:

@@ -7,7 +7,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from clusterprof import compress
 from clusterprof.evaluation.decode import greedy
-from clusterprof.methods import H2O, ClusterAttn, SnapKV, TopK
+from clusterprof.methods import H2O, ClusterAttn, MethodConfig, SnapKV, TopK
 from clusterprof.profile import Compression
 from clusterprof.profiling.prefill import Prefill, prefill_prompt
 from clusterprof.runtime import CompressedLayer
@@ -18,7 +18,7 @@ from tests.runtime.subjects import forward, stored_lengths
 from tests.tiny import tiny_gemma3, tiny_llama
 
 PROMPT, SIZE, NEW_TOKENS = random_prompt(), 24, 10
-METHODS = (ClusterAttn(num_block=2, theta=0.02), TopK(), SnapKV(), H2O())
+METHODS: tuple[MethodConfig, ...] = (ClusterAttn(num_block=2, theta=0.02), TopK(), SnapKV(), H2O())
 BUILDS = [tiny_llama, tiny_gemma3]
 
 
@@ -49,8 +49,8 @@ def test_each_row_is_the_cache_after_compressing_alone(build: Callable[..., PreT
         alone = compressed_alone(model, method)
         assert [type(layer) for layer in cache.layers] == [type(layer) for layer in alone.layers]
         assert stored_lengths(cache) == stored_lengths(alone)
-        for ours, theirs in zip(cache.layers, alone.layers, strict=True):
-            assert ours.get_seq_length() == theirs.get_seq_length() == PROMPT.shape[1]
+        for i, (ours, theirs) in enumerate(zip(cache.layers, alone.layers, strict=True)):
+            assert cache.get_seq_length(i) == alone.get_seq_length(i) == PROMPT.shape[1]
             for mine, other in zip(stored(ours), stored(theirs), strict=True):  # type: ignore[arg-type]
                 torch.testing.assert_close(mine[row : row + 1], other)
 
@@ -76,8 +76,8 @@ def test_without_a_kept_set_it_is_the_whole_prompt(build: Callable[..., PreTrain
     stock = DynamicCache(config=model.config)
     with torch.no_grad():
         forward(model, PROMPT, cache=stock)
-    for ours, theirs in zip(cache.layers, stock.layers, strict=True):
-        assert ours.get_seq_length() == theirs.get_seq_length()
+    for i, (ours, theirs) in enumerate(zip(cache.layers, stock.layers, strict=True)):
+        assert cache.get_seq_length(i) == stock.get_seq_length(i)
         torch.testing.assert_close(stored(ours)[0], theirs.keys)  # type: ignore[arg-type,union-attr]
         torch.testing.assert_close(stored(ours)[1], theirs.values)  # type: ignore[arg-type,union-attr]
     first = int(found.log_probs.argmax())

@@ -17,7 +17,7 @@ CAPTURES = [with_importance(attention_like(seed) / 50, WINDOW) for seed in range
 
 # Written down by hand; theta's range is tested apart.
 DECLARED: dict[str, dict[str, Any]] = {
-    "clusterattn": {"num_block": (1, 32)},
+    "clusterattn": {"num_block": (1, 32), "gap_pool": (1, 63)},
     "snapkv": {"kernel_size": (1, 63), "pooling": ("avg", "max")},
     "topk": {},
     "streaming_llm": {"initial_tokens": (0, 64)},

@@ -50,10 +50,8 @@ def select_clusterattn(
                 centre = position
         if importance[centre] >= theta:
             centres.append(centre)
-    if not centres:
-        return select_topk(importance, budget)
 
-    width = max(1, budget // len(centres))
+    width = max(1, budget // max(1, len(centres)))
     covered: set[int] = set()
     for centre in centres:
         first = centre - (width - 1) // 2

@@ -83,8 +83,11 @@ def test_clusterattn_keeps_a_centre_that_equals_theta() -> None:
     assert select_clusterattn(p([8, 0, 5, 7]), budget=2, num_block=1, theta=8 / 1024, gap_pool=1) == [0, 1]
 
 
-def test_clusterattn_without_centres_is_the_plain_top_k() -> None:
-    assert select_clusterattn(p([5, 1, 5, 1, 5, 9]), budget=3, num_block=2, theta=1.0) == [0, 2, 5]
+def test_clusterattn_without_centres_is_one_gap() -> None:
+    importance = p([5, 1, 5, 1, 5, 9])
+    assert select_clusterattn(importance, budget=3, num_block=2, theta=1.0, gap_pool=1) == [0, 2, 5]
+    # Means of three: 3, 11/3, 7/3, 11/3, 5, 7.
+    assert select_clusterattn(importance, budget=3, num_block=2, theta=1.0, gap_pool=3) == [1, 4, 5]
 
 
 @given(

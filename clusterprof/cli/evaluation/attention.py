@@ -7,7 +7,7 @@ import typer
 from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import DataOptions, RunOptions, samples_option
-from clusterprof.cli.evaluation._run import Plan, entering, loaded_tasks, run, sizes
+from clusterprof.cli.evaluation._run import Plan, check_replayable, entering, loaded_tasks, run, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,9 @@ def fit(
     """Cosine of the attention per head, and divergence of the next token, for each method (Figure 6)."""
     from clusterprof.evaluation.captured import FitBenchmark
 
-    _run(options, FitBenchmark("fit", {}), data, samples, decode_tokens, entering(options))
+    entrants = entering(options)
+    check_replayable(entrants)
+    _run(options, FitBenchmark("fit", {}), data, samples, decode_tokens, entrants)
 
 
 @with_groups
