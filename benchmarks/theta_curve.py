@@ -1,21 +1,18 @@
-"""Objective along theta, beyond the range that a tune searches.
+"""Objective along theta, from where nothing is filtered to where no head has a cluster.
 
     python -m benchmarks.theta_curve [--size 256] [--samples 3] [--num-block 2 8 16]
 
-Shows why the search stops where heads begin to fall back to plain top-k: beyond that the cosine rises again, while
-the next-token distributions move further away from the full cache's.
+Shows the peak in between, and that cosine and divergence of the next token do not agree on where it is.
 """
 
 import argparse
-
-import torch
 
 from clusterprof.cache import cache_dir
 from clusterprof.data import build_prompt, load_dataset, sample_rows
 from clusterprof.methods import ClusterAttn, MethodConfig, TopK
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
-from clusterprof.profiling.capture import capture_prompt, end_tokens
+from clusterprof.profiling.collect import capture_and_save
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import mean_scores
 from clusterprof.profiling.spaces import theta_range
@@ -61,15 +58,14 @@ def _evaluator(samples: int) -> Evaluator:
     captures = []
     for row in sample_rows(load_dataset("needle", tokenizer=tokenizer), samples=samples):
         prompt = build_prompt(row, tokenizer, max_tokens=8000)
-        capture = store.load(prompt.input_ids, WINDOW) or store.save(
-            prompt.input_ids,
-            capture_prompt(
-                model,
-                torch.tensor([prompt.input_ids]),
-                window=WINDOW,
-                decode_tokens=DECODE_TOKENS,
-                end_tokens=end_tokens(model, tokenizer),
-            ),
+        capture = store.load(prompt.input_ids, WINDOW) or capture_and_save(
+            model,
+            tokenizer,
+            prompt,
+            store,
+            window=WINDOW,
+            decode_tokens=DECODE_TOKENS,
+            accumulate=False,
         )
         captures.append(capture)
     return Evaluator(model, captures)
