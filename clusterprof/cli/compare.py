@@ -70,7 +70,7 @@ def compare(
     )
     bench = HeldOutBenchmark(scorer_of(data.name))
     tasks = _held_out(data, samples, decode_tokens, data_dir, templates)
-    run(options, Plan(bench, tasks, decode_tokens=decode_tokens, entering=entering))
+    run(options, Plan(bench, entering, tasks, decode_tokens=decode_tokens))
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,11 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
     assert finished.err == ""
     shared = ["--model", "--seed", "--output", "--dtype"]
     if command != "clusters":
-        shared += ["--methods", "--sizes", "--window", "--json"]
+        shared += ["--window", "--json"]
+    if command not in ("clusters", "hit-rate"):
+        shared += ["--sizes"]
+    if command not in ("clusters", "hit-rate", "ablation"):
+        shared += ["--methods"]
     for option in shared:
         assert option in finished.out
     assert (command in NEEDS_DATA) == ("--dataset" in finished.out)

@@ -13,9 +13,20 @@ DEFAULT_METHODS = "clusterattn,snapkv,topk,streaming_llm,h2o"
 DEFAULT_SIZES = "256,512,1024"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What is compared, on which model, and where the results go."""
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...",
+        help="Prompt tokens kept per head.",
+        show_default=f"{DEFAULT_SIZES}, or those of the profiles",
+        rich_help_panel=_RUN,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What is compared."""
 
     methods: Annotated[
         str,
@@ -27,15 +38,13 @@ class RunOptions:
             rich_help_panel=_RUN,
         ),
     ] = DEFAULT_METHODS
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...",
-            help="Prompt tokens kept per head.",
-            show_default=f"{DEFAULT_SIZES}, or those of the profiles",
-            rich_help_panel=_RUN,
-        ),
-    ] = None
+    sizes: Sizes = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is done, on which model, and where its results go."""
+
     window: opt.Window = 32
     seed: opt.Seed = 0
     output: Annotated[

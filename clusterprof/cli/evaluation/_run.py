@@ -11,7 +11,14 @@ from clusterprof.cli import _options as opt
 from clusterprof.cli._files import check_writable
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import print_json
-from clusterprof.cli.evaluation._options import DEFAULT_SIZES, DataOptions, RunOptions, names_of, numbers_of
+from clusterprof.cli.evaluation._options import (
+    DEFAULT_SIZES,
+    DataOptions,
+    MethodOptions,
+    RunOptions,
+    names_of,
+    numbers_of,
+)
 from clusterprof.errors import ClusterprofError, DataError
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.run import Benchmark
     from clusterprof.evaluation.session import Session
     from clusterprof.evaluation.tasks import Entrant, Task, TaskMaker
+    from clusterprof.profile import Window
     from clusterprof.report.evaluation_progress import EvaluationProgress
 
 
@@ -35,6 +43,8 @@ class Plan:
     ----------
     bench : Benchmark
         What is measured.
+    entering : sequence of Entrant
+        On whom.
     tasks : callable
         Makes the prompts, once there is a model.
     decode_tokens : int
@@ -43,33 +53,31 @@ class Plan:
         Most tokens of a prompt.
     whole : bool
         Leave prompts out that would have to be cut.
-    entering : sequence of Entrant, optional
-        Who enters, where that is not what the options say.
     """
 
     bench: "Benchmark"
+    entering: "Sequence[Entrant]"
     tasks: "Callable[[TaskMaker], list[Task]]"
     decode_tokens: int = 0
     longest: int | None = None
     whole: bool = False
-    entering: "Sequence[Entrant] | None" = None
 
 
-def entering(options: RunOptions) -> "list[Entrant]":
+def entering(chosen: MethodOptions, window: "Window") -> "list[Entrant]":
     """Who enters, by the options; profiles are read here."""
     from clusterprof.evaluation.contestants import contestants
     from clusterprof.evaluation.tasks import entrants
 
-    compared = contestants(names_of(options.methods, "--methods"))
-    return entrants(compared, sizes(options, compared), options.window)
+    compared = contestants(names_of(chosen.methods, "--methods"))
+    return entrants(compared, sizes_of(chosen.sizes, compared), window)
 
 
-def sizes(options: RunOptions, compared: "Sequence[Contestant]" = ()) -> list[int]:
+def sizes_of(text: str | None, compared: "Sequence[Contestant]" = ()) -> list[int]:
     """The sizes that are asked for; by default the profiles' own, or a few."""
     own = [contestant.size for contestant in compared if contestant.size is not None]
-    if options.sizes is None and own:
+    if text is None and own:
         return own
-    return numbers_of(DEFAULT_SIZES if options.sizes is None else options.sizes, "--sizes", lowest=2)
+    return numbers_of(DEFAULT_SIZES if text is None else text, "--sizes", lowest=2)
 
 
 def check_replayable(entrants: "Sequence[Entrant]") -> None:
@@ -96,7 +104,6 @@ def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
     from clusterprof.report.evaluation_progress import EvaluationProgress
     from clusterprof.text import one_line
 
-    entrants = entering(options) if plan.entering is None else plan.entering
     console = message_console()
     say(console, f"Loading {one_line(options.model or 'the default model')}")
 
@@ -108,8 +115,8 @@ def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
     check_writable(path, "results")
     with open_run(path) as results, EvaluationProgress(console) as progress:
         try:
-            session, tasks = _prepare(plan, choice, entrants, console)
-            records = _measure(session, plan.bench, tasks, entrants, results, progress)
+            session, tasks = _prepare(plan, choice, console)
+            records = _measure(session, plan, tasks, results, progress)
         except KeyboardInterrupt:
             raise ClusterprofError(
                 f"Interrupted: {progress.done:,} of {progress.results:,} results are in {path}; run the same command "
@@ -127,16 +134,14 @@ def _default_path(bench: str, model: str) -> Path:
     return Path("runs") / f"{bench}-{model_name(model)}.jsonl"
 
 
-def _prepare(
-    plan: Plan, choice: ModelChoice, entrants: "Sequence[Entrant]", console: "Console"
-) -> "tuple[Session, list[Task]]":
+def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Session, list[Task]]":
     from clusterprof.cache import cache_dir
     from clusterprof.evaluation.session import Session
     from clusterprof.evaluation.tasks import TaskMaker
     from clusterprof.report.console import say
 
     model, tokenizer = choice.load(console)
-    for entrant in entrants:
+    for entrant in plan.entering:
         if entrant.contestant.profile is not None:
             entrant.contestant.profile.check(model, tokenizer)
     session = Session.open(model, tokenizer, cache_dir(), decode_tokens=plan.decode_tokens)
@@ -150,7 +155,7 @@ def _prepare(
             say(console, f"prompts  {count:,} {what}")
     if not tasks:
         raise DataError("No prompt is left to measure anything on; allow longer prompts, or give more data.")
-    compressing = [it for it in entrants if it.size is not None]
+    compressing = [it for it in plan.entering if it.size is not None]
     if compressing and not any(it.evicts(task.prompt) for it in compressing for task in tasks):
         longest = max(len(task.prompt.input_ids) for task in tasks)
         smallest = min(it.size or 0 for it in compressing)
@@ -163,15 +168,14 @@ def _prepare(
 
 def _measure(
     session: "Session",
-    bench: "Benchmark",
+    plan: Plan,
     tasks: "Sequence[Task]",
-    entrants: "Sequence[Entrant]",
     results: "RunFile",
     progress: "EvaluationProgress",
 ) -> "list[Record]":
     from clusterprof.evaluation.run import evaluate
 
-    records = evaluate(session, bench, tasks, entrants, results, progress)
+    records = evaluate(session, plan.bench, tasks, plan.entering, results, progress)
     if not records:
         raise ClusterprofError("No prompt could be measured; the reasons are above.")
     return records

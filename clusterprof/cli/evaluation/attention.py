@@ -6,8 +6,14 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
-from clusterprof.cli.evaluation._options import DataOptions, RunOptions, samples_option
-from clusterprof.cli.evaluation._run import Plan, check_replayable, entering, loaded_tasks, run, sizes
+from clusterprof.cli.evaluation._options import (
+    DataOptions,
+    MethodOptions,
+    RunOptions,
+    Sizes,
+    samples_option,
+)
+from clusterprof.cli.evaluation._run import Plan, check_replayable, entering, loaded_tasks, run, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +28,13 @@ def fit(
     data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
     """Cosine of the attention per head, and divergence of the next token, for each method (Figure 6)."""
     from clusterprof.evaluation.captured import FitBenchmark
 
-    entrants = entering(options)
+    entrants = entering(chosen, options.window)
     check_replayable(entrants)
     _run(options, FitBenchmark("fit", {}), data, samples, decode_tokens, entrants)
 
@@ -57,6 +64,7 @@ def ablation(
     data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    sizes: Sizes = None,
     options: RunOptions,
 ) -> None:
     """ClusterAttn over theta and over num_block, and n-grams (Figures 12 and 13, Table 12)."""
@@ -64,7 +72,7 @@ def ablation(
     from clusterprof.evaluation.captured import FitBenchmark
     from clusterprof.evaluation.tasks import entrants
 
-    points = [it for size in sizes(options) for it in entrants(contestants(size), [size], options.window)]
+    points = [it for size in sizes_of(sizes) for it in entrants(contestants(size), [size], options.window)]
     _run(options, FitBenchmark("ablation", {}), data, samples, decode_tokens, points)
 
 
@@ -77,4 +85,4 @@ def _run(
     entrants: "Sequence[Entrant]",
 ) -> None:
     tasks = loaded_tasks(data, samples=samples, seed=options.seed, max_new_tokens=decode_tokens)
-    run(options, Plan(bench, tasks, decode_tokens=decode_tokens, entering=entrants))
+    run(options, Plan(bench, entrants, tasks, decode_tokens=decode_tokens))

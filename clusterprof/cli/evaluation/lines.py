@@ -9,13 +9,14 @@ from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
     Longest,
+    MethodOptions,
     RunOptions,
     Tokens,
     Whole,
     numbers_of,
     samples_option,
 )
-from clusterprof.cli.evaluation._run import Plan, run
+from clusterprof.cli.evaluation._run import Plan, entering, run
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
@@ -35,6 +36,7 @@ def lines(
     samples: Annotated[int, samples_option("Prompts for each length or file, up to 40 generated ones.")] = 20,
     max_tokens: Longest = None,
     whole: Whole = False,
+    chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
     """LongEval's line retrieval, generated or from its files (the paper's Figure 11)."""
@@ -50,4 +52,4 @@ def lines(
         return generated_lines(maker, tokens=lengths, samples=samples, seed=options.seed)
 
     bench = GenerationBenchmark("lines", score_lines)
-    run(options, Plan(bench, tasks, longest=max_tokens, whole=whole))
+    run(options, Plan(bench, entering(chosen, options.window), tasks, longest=max_tokens, whole=whole))

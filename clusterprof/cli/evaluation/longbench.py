@@ -8,12 +8,13 @@ from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
     Longest,
+    MethodOptions,
     RunOptions,
     Whole,
     names_of,
     samples_option,
 )
-from clusterprof.cli.evaluation._run import Plan, run
+from clusterprof.cli.evaluation._run import Plan, entering, run
 from clusterprof.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def longbench(
     samples: Annotated[int | None, samples_option("Rows of each task, instead of all.")] = None,
     max_tokens: Longest = None,
     whole: Whole = False,
+    chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
     """LongBench: protocol and metrics of its authors; task, group and overall means (Tables 2, 5, 6, 7)."""
@@ -68,7 +70,7 @@ def longbench(
         return made
 
     bench = GenerationBenchmark("longbench", score_longbench)
-    run(options, Plan(bench, make, longest=max_tokens, whole=whole))
+    run(options, Plan(bench, entering(chosen, options.window), make, longest=max_tokens, whole=whole))
 
 
 def _load(

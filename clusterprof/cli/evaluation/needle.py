@@ -8,12 +8,13 @@ import typer
 from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli.evaluation._options import (
+    MethodOptions,
     RunOptions,
     Tokens,
     numbers_of,
     samples_option,
 )
-from clusterprof.cli.evaluation._run import Plan, run
+from clusterprof.cli.evaluation._run import Plan, entering, run
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
@@ -38,6 +39,7 @@ def needle(
             rich_help_panel="Data",
         ),
     ] = None,
+    chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
     """Needle in a haystack: lengths by depths, accuracy and ROUGE-1 (the paper's Figures 7 and 10)."""
@@ -54,7 +56,12 @@ def needle(
         )
 
     # Cut in the middle, a prompt may have lost its needle.
-    run(options, Plan(GenerationBenchmark("needle", score_needle), tasks, whole=True))
+    run(
+        options,
+        Plan(
+            GenerationBenchmark("needle", score_needle), entering(chosen, options.window), tasks, whole=True
+        ),
+    )
 
 
 def _read(path: Path) -> str:
