@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterprof.cli import _options as opt
 from clusterprof.cli._files import check_writable
+from clusterprof.cli._shell import print_json
 from clusterprof.errors import ClusterprofError, DataError
 
 if TYPE_CHECKING:
@@ -19,6 +21,11 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path(
         "report.html"
     ),
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write each plot as an SVG file into this folder."),
+    ] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Put what was measured on one HTML page, with plots, tables and explanations; it loads nothing."""
     from clusterprof.report.console import message_console, say
@@ -47,6 +54,16 @@ def report(
             f"The page {output} cannot be written ({error.strerror or error}); name another file with --output."
         ) from error
     say(console, one_line(f"The page is in {output}"))
+    records = [record for _, found in measured for record in found]
+    if plots is not None:
+        from clusterprof.report.evaluation_plots import save_plots
+
+        written = save_plots(records, plots)
+        say(console, one_line(f"{len(written)} plots are in {plots}"))
+    if as_json:
+        from clusterprof.report.evaluation_document import summary_document
+
+        print_json(summary_document(records))
 
 
 def _records(path: Path) -> "list[Record]":

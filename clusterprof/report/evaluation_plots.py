@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.curves import mean_curve, places
-from clusterprof.evaluation.groups import ABLATION, VARIED, Value, label_of, methods_in, ordered
+from clusterprof.evaluation.groups import ABLATION, VARIED, Value, comparable, label_of, methods_in, ordered
 from clusterprof.report.charts import category_chart, length_chart, size_chart
 from clusterprof.report.curve_charts import curves_chart, parameter_chart, sorted_chart
 from clusterprof.report.evaluation_tables import length_label, perplexity_of
-from clusterprof.report.figures import Plot, drawing, shown
+from clusterprof.report.figures import Plot, drawing, save_plot, shown
 from clusterprof.report.heatmaps import head_maps, layer_map, needle_maps, tick_text
 
 if TYPE_CHECKING:
@@ -38,6 +40,28 @@ def evaluation_plots(group: Group) -> list[Plot]:
     records = [record for record in group.records if metric in record.scores]
     with drawing():
         return list(draw(records)) if records else []
+
+
+def save_plots(records: Iterable[Record], folder: Path) -> list[Path]:
+    """Write every plot of these records as an SVG file, making the folder if need be.
+
+    Raises
+    ------
+    DataError
+        As :func:`evaluation_plots` and :func:`clusterprof.evaluation.groups.comparable`.
+    OSError
+        If a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for group in comparable(records):
+        for plot in evaluation_plots(group):
+            stem = f"{group.bench}-{'-'.join(re.findall('[a-z0-9_]+', plot.title.lower()))}"
+            # Of another model, or run in another way.
+            repeated = sum(path.stem.startswith(stem) for path in paths)
+            paths.append(folder / f"{stem}{f'-{repeated + 1}' if repeated else ''}.svg")
+            save_plot(plot, paths[-1])
+    return paths
 
 
 def _sizes(records: Sequence[Record]) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from clusterprof.report import page as page_module
 from tests.cli.conftest import Run
-from tests.evaluation.examples import longbench_run, record, samples_run, write_run
+from tests.evaluation.examples import longbench_run, needle_run, record, samples_run, write_run
 
 FEW = ("clusterattn",)
 
@@ -130,3 +130,18 @@ def test_a_name_that_terminals_would_obey(run: Run, runs: list[Path]) -> None:
     finished = run("report", runs[1], "-o", "a\x1b[2Jb.html")
     assert finished.code == 0
     assert "\x1b" not in finished.err
+
+
+def test_plots_and_numbers_for_other_documents(run: Run, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "needle.jsonl", needle_run(["snapkv"]))
+    finished = run("report", path, "-o", tmp_path / "page.html", "--plots", tmp_path / "plots", "--json")
+    assert finished.code == 0
+    (group,) = finished.json()["groups"]
+    assert group["bench"] == "needle"
+    plots = sorted((tmp_path / "plots").iterdir())
+    # The heat maps of each size; and one over all sizes, if there are several.
+    sizes = {mean["size"] for mean in group["means"]} - {None}
+    assert len(plots) == len(sizes) + (len(sizes) > 1)
+    for plot in plots:
+        assert plot.name.startswith("needle-")
+        assert plot.read_text().startswith("<?xml")
