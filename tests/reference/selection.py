@@ -51,7 +51,7 @@ def select_clusterattn(
         if importance[centre] >= theta:
             centres.append(centre)
 
-    width = max(1, budget // max(1, len(centres)))
+    width = min(max(1, budget // max(1, len(centres))), gap_pool)
     covered: set[int] = set()
     for centre in centres:
         first = centre - (width - 1) // 2
