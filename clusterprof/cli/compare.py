@@ -18,7 +18,7 @@ from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.tasks import Task, TaskMaker
-    from clusterprof.profile import Profile
+    from clusterprof.profile import DatasetRecord, Profile
 
 _BASELINES = "clusterattn,snapkv,topk,streaming_llm"
 
@@ -94,11 +94,16 @@ class _Data:
                 first.content_hash,
             ):
                 raise ProfileError(
-                    f"The profiles were tuned on different data ({one_line(first.name)} and {one_line(other.name)}); "
-                    "compare those of the same data with one another."
+                    f"The profiles were tuned on different data ({_shown(first)} and {_shown(other)}); compare those "
+                    "of the same data with one another."
                 )
         seen = frozenset(name for profile in profiles for name in profile.dataset.sampled_ids)
         return cls(first.name, first.tokens, first.seed, first.content_hash, seen)
+
+
+def _shown(dataset: "DatasetRecord") -> str:
+    length = "" if dataset.tokens is None else f" of {dataset.tokens:,} tokens"
+    return f"{one_line(dataset.name)}{length}, rows {dataset.content_hash[:8]}"
 
 
 def _held_out(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from clusterprof.profile import Compression, Profile
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
+    from clusterprof.evaluation.tasks import Entrant, Task
     from clusterprof.methods import MethodConfig
     from clusterprof.profile import Window
 
@@ -91,12 +93,28 @@ def contestants(names: Sequence[str]) -> list[Contestant]:
 def _named(name: str) -> Contestant:
     base, evicts = name.removesuffix(DECODE_SUFFIX), name.endswith(DECODE_SUFFIX)
     if base not in method_names():
-        raise ClusterprofError(
-            f"There is no method {name!r}; the methods are {FULL}, {', '.join(method_names())}."
-        )
+        close = difflib.get_close_matches(base, method_names(), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the methods are {', '.join(method_names())}."
+        raise ClusterprofError(f"There is no method {name!r}; {hint}")
     return Contestant(
         name, "its paper's values", lambda size: default_method(base, size, evict_while_decoding=evicts)
     )
+
+
+def tuned_on(entering: Iterable[Entrant], tasks: Sequence[Task]) -> list[str]:
+    """Say in a sentence for each profile how many of the prompts it was tuned on, if any."""
+    sentences = []
+    for contestant in dict.fromkeys(entrant.contestant for entrant in entering):
+        if contestant.profile is None:
+            continue
+        data = contestant.profile.dataset
+        seen = sum(task.dataset == data.name and task.row.id in data.sampled_ids for task in tasks)
+        if seen:
+            sentences.append(
+                f"{contestant.label} was tuned on {seen:,} of these {len(tasks):,} prompts, so its results there are "
+                "better than on others; `clusterprof compare` leaves them out."
+            )
+    return sentences
 
 
 def _profiled(path: Path) -> Contestant:

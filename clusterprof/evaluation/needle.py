@@ -104,10 +104,10 @@ def needle_tasks(
         for step in range(depths):
             depth = step / (depths - 1) if depths > 1 else 0.5
             for sample in range(samples):
-                rng = Random(f"needle {seed} {length} {step} {sample}")  # noqa: S311
+                rng = Random(f"needle {seed} {length} {depth:.3f} {sample}")  # noqa: S311
                 needle = KINDS[(step + sample) % len(KINDS)](rng, rng.choice(CITIES))
                 row = _row(needle, text, rng.randrange(len(text)), depth, length, maker.tokenizer)
-                row = replace(row, id=f"{length}-{step}-{sample}-{seed}")
+                row = replace(row, id=f"{length}-{depth:.3f}-{sample}-{seed}")
                 labels: Labels = {"tokens": length, "depth": round(depth, 4), "needle": needle.kind}
                 tasks += maker.make("needle", [row], labels=labels, references=(needle.statement,))
     return tasks

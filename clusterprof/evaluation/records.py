@@ -114,7 +114,9 @@ def _record(line: bytes, where: str) -> Record:
     try:
         return Record.model_validate_json(line)
     except ValidationError as error:
-        raise DataError(f"{one_line(where)}: is not a record ({first_problem(error)}).") from error
+        raise DataError(
+            f"{one_line(where)}: is not a record of eval or compare ({first_problem(error)})."
+        ) from error
 
 
 class RunFile:

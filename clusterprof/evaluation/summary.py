@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _RESAMPLES = 10_000
 _FEWEST = 3
+_FEWEST_TO_TELL = 6
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,11 @@ def winner(
 
 
 def excludes_zero(difference: Estimate) -> bool:
-    """Whether a difference's interval has 0 outside; without an interval it does not."""
+    """Whether a difference's interval has 0 outside, and there are enough pairs for that to mean something."""
     return (
-        difference.low is not None
+        # Fewer that happen to have the same sign would always look like a finding.
+        difference.samples >= _FEWEST_TO_TELL
+        and difference.low is not None
         and difference.high is not None
         and not difference.low <= 0 <= difference.high
     )

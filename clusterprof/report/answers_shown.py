@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterprof.evaluation.groups import methods_in, prompt_key
+from clusterprof.evaluation.groups import comparable, methods_in, prompt_key
+from clusterprof.text import one_line
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clusterprof.evaluation.groups import Group, PromptKey
     from clusterprof.evaluation.records import Record
 
@@ -17,6 +20,8 @@ SAMPLES = "samples"
 _PROMPTS, _PROMPTS_OF_SAMPLES = 3, 50
 _REFERENCES = 3
 _LONGEST = 1200
+# On a terminal.
+_LINE = 300
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,22 @@ def visible(text: str) -> str:
     ).strip()
     rest = len(text) - _LONGEST
     return f"{shown}… ({rest:,} more characters)" if rest > 0 else shown
+
+
+def answer_tables(records: Iterable[Record]) -> list[Table]:
+    """Return a table for each prompt of a run that is there to show answers: references and texts, a line each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    tables = []
+    for group in comparable(records):
+        for answered in answers_of(group) if group.bench == SAMPLES else []:
+            title = one_line(f"{answered.prompt} ({answered.tokens:,} tokens)")
+            table = Table("method", "size", "answer", title=title, title_justify="left")
+            for reference in answered.references:
+                table.add_row("reference", "", Text(one_line(reference, _LINE)))
+            for text in answered.texts:
+                size = "all" if text.size is None else f"{text.size:,}"
+                table.add_row(Text(text.method), size, Text(one_line(text.text, _LINE)))
+            tables.append(table)
+    return tables

@@ -82,7 +82,7 @@ def _needle(records: Sequence[Record]) -> Iterator[Plot]:
     yield from _over_sizes(records, "accuracy", "Share of needles found")
     for size in _sizes(records):
         title = f"Needles found at size {size:,}, by prompt length and depth"
-        note = "Depth 0 is the beginning of the prompt. Behind each method is its mean."
+        note = "Depth 0 is the beginning of the prompt. The number after each name is its mean."
         yield Plot(title, needle_maps(records, size, "accuracy"), note)
 
 
@@ -135,7 +135,7 @@ def _fit(records: Sequence[Record]) -> Iterator[Plot]:
         yield Plot(
             title,
             _heads(here, titled),
-            "Behind each method is its mean. Brighter is closer to the full cache.",
+            "The number after each name is its mean. Brighter is closer to the full cache.",
         )
         chart = sorted_chart(
             heads, records, "cosine", "query heads of all layers, from the best to the worst"

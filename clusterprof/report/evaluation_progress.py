@@ -9,6 +9,8 @@ from clusterprof.report.numbers import duration_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from clusterprof.evaluation.records import Record
@@ -61,3 +63,12 @@ class EvaluationProgress:
         """Say that a prompt could not be measured."""
         self.dropped += 1
         say(self._console, f"{one_line(task.prompt.id)} is left out: {one_line(reason)}", style="yellow")
+
+    def interruption(self, path: "Path") -> str:
+        """Return what Ctrl-C left behind, and how to go on."""
+        if self.results == 0:
+            return "Interrupted before anything was measured; run the same command again to start over."
+        return (
+            f"Interrupted: {self.done:,} of {self.results:,} results are in {path}; run the same command again to go "
+            "on from there."
+        )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOPELESS = 20.0
 _READING = (
     "In brackets are 95 % intervals, from a bootstrap over prompts; differences are over the same prompts at the same "
-    "size, and dim where their interval includes 0: nothing is shown there."
+    "size, and dim where their interval includes 0 or there are too few prompts: that proves nothing either way."
 )
 
 
@@ -119,6 +119,17 @@ def _fit(records: Sequence[Record]) -> list[Sheet]:
     ]
 
 
+def _held_out(records: Sequence[Record]) -> list[Sheet]:
+    answered = [name for name in ("accuracy", "score") if any(name in record.scores for record in records)]
+    title = "On samples that no profile was tuned on"
+    return [
+        *(comparison_sheet(records, name) for name in answered),
+        comparison_sheet(records, "kl", against=("clusterattn", "snapkv")),
+        comparison_sheet(records, "agreement", against=("clusterattn", "snapkv")),
+        scores_sheet(records, ("cosine", "cosine_padded", "loss"), (), title),
+    ]
+
+
 def _ablation(records: Sequence[Record]) -> list[Sheet]:
     names = [name for name in VARIED if any(label_of(record, name) != "" for record in records)]
     return [scores_sheet(records, ("cosine", "kl", "agreement"), names, "One parameter at a time")]
@@ -136,5 +147,6 @@ _BENCHES: dict[str, Callable[[Sequence[Record]], list[Sheet]]] = {
     "perplexity": _perplexity,
     "hit-rate": _hit_rate,
     "fit": _fit,
+    "held-out": _held_out,
     ABLATION: _ablation,
 }

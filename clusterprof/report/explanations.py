@@ -74,6 +74,12 @@ _BENCHES = {
         "kept; the KL divergence and the agreement compare what the model would say next. Cosine similarity is meant "
         "for choosing parameters within a method, KL divergence and agreement for comparing methods.",
     ),
+    "held-out": Explained(
+        "Held-out samples",
+        "How tuned profiles do on prompts of their own dataset that no search has seen, beside untuned methods at the "
+        "same size. KL divergence and agreement say how close the next tokens stay to the full cache's; where the "
+        "dataset has answers, their score says whether they are still right.",
+    ),
     "ablation": Explained(
         "Ablation",
         "What each parameter of a method does. theta is the attention below which a peak counts as noise; num_block is "

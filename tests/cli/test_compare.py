@@ -224,7 +224,8 @@ def test_what_cannot_be_compared_is_refused(
     assert "no method 'magic'" in refusal(compare(tuned, "--methods", "magic"))
     assert "takes part twice" in refusal(compare(tuned, tuned))
     assert re.search(
-        r"tuned on different data \(.*rows\.jsonl and lines\)", refusal(compare(tuned, on_lines))
+        r"tuned on different data \(.*rows\.jsonl, rows \w{8} and lines of 400 tokens, rows \w{8}\)",
+        refusal(compare(tuned, on_lines)),
     )
 
 

@@ -160,10 +160,23 @@ def test_values_out_of_range_are_wrong_usage(
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["needle", "--methods", "magic"], "There is no method 'magic'"),
-        (["needle", "--methods", "snapkv+decode"], "snapkv compresses prompts only"),
+        (["--methods", "magic"], "There is no method 'magic'; the methods are clusterattn"),
+        (["--methods", "snapkvv"], "There is no method 'snapkvv'; did you mean snapkv?"),
+        (["--methods", "snapkv+decode"], "snapkv compresses prompts only"),
+        (["--methods", "topk,topk,full+decode"], "There is no method 'full+decode'"),
+        (["--sizes", "64,32"], "Size 32 is not above the observation window of 32 tokens"),
+    ],
+)
+def test_who_enters_is_a_matter_of_usage(run: Run, args: Sequence[str], problem: str) -> None:
+    finished = run("eval", "needle", *args, "--model", "no/such/model")
+    assert finished.code == 2
+    assert problem in said(finished)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
         (["needle", "--methods", "nowhere.json"], "There is no profile nowhere.json"),
-        (["needle", "--sizes", "64,32"], "Size 32 is not above the observation window of 32 tokens"),
         (["needle", "--haystack", "nowhere.txt"], "The haystack cannot be read from nowhere.txt"),
         (["lines", "--file", "nowhere.jsonl"], "There is no file nowhere.jsonl"),
         (["longbench", "--data-dir", "."], "There is no LongBench task in ."),
@@ -588,7 +601,7 @@ def test_a_prompt_that_fails_is_named_and_the_run_goes_on(
     monkeypatch.setattr(GenerationBenchmark, "measure", fails)
     finished = needle("--json")
     assert finished.code == 0
-    assert "300-0-0-0 is left out: attention of layer 1 is not finite" in finished.err
+    assert "300-0.000-0-0 is left out: attention of layer 1 is not finite" in finished.err
     assert {it.labels["depth"] for it in results(finished.json()["results"])} == {1}
 
 

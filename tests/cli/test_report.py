@@ -50,8 +50,8 @@ def test_no_run_is_wrong_usage(run: Run) -> None:
         (None, "There is no run {path}; check the path, or make one with `clusterprof eval`."),
         ("", "The run {path} has no results yet; continue it with the command that began it."),
         ('{"bench": "nee', "The run {path} has no results yet; continue it with the command that began it."),
-        ("[]\n", "{path}, line 1: is not a record (input should be an object)."),
-        ("NaN\n", "{path}, line 1: is not a record (input should be an object)."),
+        ("[]\n", "{path}, line 1: is not a record of eval or compare (input should be an object)."),
+        ("NaN\n", "{path}, line 1: is not a record of eval or compare (input should be an object)."),
     ],
     ids=["missing", "empty", "only a torn line", "a list", "no JSON object"],
 )
@@ -72,7 +72,7 @@ def test_numbers_that_are_none_are_refused(run: Run, tmp_path: Path) -> None:
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
     finished = run("report", path)
     assert finished.code == 1
-    assert "line 1: is not a record (scores.accuracy: " in finished.err
+    assert "line 1: is not a record of eval or compare (scores.accuracy: " in finished.err
 
 
 def test_folders_and_pipes_are_no_runs(run: Run, tmp_path: Path) -> None:

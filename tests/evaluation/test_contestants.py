@@ -88,7 +88,7 @@ def test_a_record_can_hold_any_profiles_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["magic"], "no method 'magic'; the methods are full, clusterattn, snapkv, .*, ngram"),
+        (["magic"], "no method 'magic'; the methods are clusterattn, snapkv, .*, ngram"),
         (["SnapKV"], "no method 'SnapKV'"),
         ([""], "no method ''"),
         (["+decode"], "no method '\\+decode'"),

@@ -139,7 +139,9 @@ def test_records_without_the_score_are_left_out() -> None:
 
 @pytest.mark.parametrize(("lower", "expected"), [(False, "topk"), (True, "h2o")])
 def test_a_winner_is_ahead_of_everybody(lower: bool, expected: str) -> None:
-    values = {"topk": [0.9, 0.8, 0.95, 0.9], "snapkv": [0.5, 0.6, 0.5, 0.55], "h2o": [0.1, 0.2, 0.15, 0.1]}
+    few = {"topk": [0.9, 0.8, 0.95, 0.9], "snapkv": [0.5, 0.6, 0.5, 0.55], "h2o": [0.1, 0.2, 0.15, 0.1]}
+    values = {method: scores * 2 for method, scores in few.items()}
+    assert winner(scored(few), "accuracy", 128, lower=lower) is None
     assert winner(scored(values), "accuracy", 128, lower=lower) == expected
 
 
@@ -163,7 +165,7 @@ def test_who_has_no_prompt_in_common_with_another_has_not_won() -> None:
 
 
 def test_the_full_cache_takes_no_part_in_winning() -> None:
-    values = {"full": [1.0] * 3, "topk": [0.9, 0.8, 0.9], "snapkv": [0.1] * 3}
+    values = {"full": [1.0] * 6, "topk": [0.9, 0.8, 0.9] * 2, "snapkv": [0.1] * 6}
     assert winner(scored(values), "accuracy", 128, lower=False) == "topk"
 
 
@@ -178,7 +180,8 @@ def test_the_full_cache_takes_no_part_in_winning() -> None:
     ],
 )
 def test_an_interval_excludes_zero(ends: tuple[float | None, float | None], expected: bool) -> None:
-    assert excludes_zero(Estimate(0.0, *ends, 3)) is expected
+    assert excludes_zero(Estimate(0.0, *ends, 6)) is expected
+    assert not excludes_zero(Estimate(0.0, *ends, 5))
 
 
 def test_summaries_of_groups_with_profiles_have_them_as_references() -> None:

@@ -26,8 +26,13 @@ from tests.evaluation.examples import (
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 FEW = ("clusterattn", "snapkv")
-# Three prompts that everybody gets wrong or right.
-VALUES = {"full": [1.0, 1.0, 0.5], "snapkv": [0.5, 0.4, 0.1], "topk": [0.1, 0.1, 0.0], "h2o": [0.1, 0.2, 0.0]}
+# As few prompts as a difference may rest on.
+VALUES = {
+    "full": [1.0, 1.0, 0.5] * 2,
+    "snapkv": [0.5, 0.4, 0.1] * 2,
+    "topk": [0.1, 0.1, 0.0] * 2,
+    "h2o": [0.1, 0.2, 0.0] * 2,
+}
 
 
 def needles(values: dict[str, list[float]] = VALUES, size: int = 128) -> list[Record]:
@@ -65,7 +70,7 @@ def test_a_mean_has_its_interval_and_paired_differences() -> None:
     assert topk[:4] == (
         Entry("128"),
         Entry("topk"),
-        Entry("3"),
+        Entry("6"),
         Entry("0.067", f"[{mean.low:.3f}, {mean.high:.3f}]"),
     )
     assert topk[4] == Entry(f"{MINUS}0.767", f"[{to_full.low:+.3f}, {to_full.high:+.3f}]".replace("-", MINUS))
@@ -91,7 +96,7 @@ def test_only_a_method_that_is_ahead_of_all_others_stands_out() -> None:
 def test_of_a_loss_the_lowest_stands_out() -> None:
     records = [
         record(bench="perplexity", labels={}, method=method, prompt=f"p{number}", scores={"loss": loss})
-        for method, losses in {"snapkv": [1.0, 1.1, 1.2], "topk": [3.0, 3.0, 3.1]}.items()
+        for method, losses in {"snapkv": [1.0, 1.1, 1.2] * 2, "topk": [3.0, 3.0, 3.1] * 2}.items()
         for number, loss in enumerate(losses)
     ]
     sheet = sheets(records)[0]
@@ -101,7 +106,7 @@ def test_of_a_loss_the_lowest_stands_out() -> None:
 
 def test_a_difference_that_was_not_shown_is_weak() -> None:
     sheet = sheets(
-        needles({"full": [1.0, 0.0, 0.5, 0.1], "snapkv": [0.0, 1.0, 0.5, 0.1], "topk": [0.0] * 4})
+        needles({"full": [1.0, 0.0, 0.5, 0.1] * 2, "snapkv": [0.0, 1.0, 0.5, 0.1] * 2, "topk": [0.0] * 8})
     )[0]
     (_, (snapkv, topk)) = sheet.sections
     assert snapkv[4].weak
@@ -264,7 +269,7 @@ def test_the_document_has_every_mean_with_interval_and_differences() -> None:
     found = [it for it in group["means"] if it["method"] == "topk" and not it["labels"]]
     assert found[0] | {"differences": {}} == {
         "metric": "accuracy", "method": "topk", "size": 128, "labels": {}, "mean": mean.mean, "low": mean.low,
-        "high": mean.high, "samples": 3, "differences": {},
+        "high": mean.high, "samples": 6, "differences": {},
     }  # fmt: skip
     difference = paired_difference(VALUES["topk"], VALUES["snapkv"])
     assert found[0]["differences"]["snapkv"]["mean"] == difference.mean

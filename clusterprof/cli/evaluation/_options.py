@@ -17,8 +17,8 @@ Sizes = Annotated[
     str | None,
     typer.Option(
         metavar="N,N,...",
-        help="Prompt tokens kept per head.",
-        show_default=f"{DEFAULT_SIZES}, or those of the profiles",
+        help="Prompt tokens kept per head; the profiles' own come on top.",
+        show_default=f"{DEFAULT_SIZES}, or the profiles' own",
         rich_help_panel=_RUN,
     ),
 ]

@@ -19,7 +19,7 @@ from clusterprof.cli.evaluation._options import (
     names_of,
     numbers_of,
 )
-from clusterprof.errors import ClusterprofError, DataError
+from clusterprof.errors import ClusterprofError, DataError, ProfileError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,8 +68,14 @@ def entering(chosen: MethodOptions, window: "Window") -> "list[Entrant]":
     from clusterprof.evaluation.contestants import contestants
     from clusterprof.evaluation.tasks import entrants
 
-    compared = contestants(names_of(chosen.methods, "--methods"))
-    return entrants(compared, sizes_of(chosen.sizes, compared), window)
+    names = names_of(chosen.methods, "--methods")
+    try:
+        compared = contestants(names)
+        return entrants(compared, sizes_of(chosen.sizes, compared), window)
+    except ProfileError:
+        raise
+    except ClusterprofError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def sizes_of(text: str | None, compared: "Sequence[Contestant]" = ()) -> list[int]:
@@ -118,10 +124,7 @@ def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
             session, tasks = _prepare(plan, choice, console)
             records = _measure(session, plan, tasks, results, progress)
         except KeyboardInterrupt:
-            raise ClusterprofError(
-                f"Interrupted: {progress.done:,} of {progress.results:,} results are in {path}; run the same command "
-                "again to go on from there."
-            ) from None
+            raise ClusterprofError(progress.interruption(path)) from None
     say(console, f"Results are in {path}; make a page of them with")
     say(console, f"  clusterprof report {path} -o report.html")
     _show(records, path, as_json=options.as_json)
@@ -136,6 +139,7 @@ def _default_path(bench: str, model: str) -> Path:
 
 def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Session, list[Task]]":
     from clusterprof.cache import cache_dir
+    from clusterprof.evaluation.contestants import tuned_on
     from clusterprof.evaluation.session import Session
     from clusterprof.evaluation.tasks import TaskMaker
     from clusterprof.report.console import say
@@ -153,6 +157,8 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
     ):
         if count:
             say(console, f"prompts  {count:,} {what}")
+    for sentence in tuned_on(plan.entering, tasks):
+        say(console, sentence, style="yellow")
     if not tasks:
         raise DataError("No prompt is left to measure anything on; allow longer prompts, or give more data.")
     compressing = [it for it in plan.entering if it.size is not None]
@@ -182,6 +188,7 @@ def _measure(
 
 
 def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
+    from clusterprof.report.answers_shown import answer_tables
     from clusterprof.report.console import result_console, say
     from clusterprof.report.evaluation_document import summary_document
     from clusterprof.report.evaluation_tables import evaluation_notes, evaluation_tables
@@ -190,7 +197,7 @@ def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
         print_json({"results": str(path), **summary_document(records)})
         return
     console = result_console()
-    for table in evaluation_tables(records):
+    for table in [*answer_tables(records), *evaluation_tables(records)]:
         console.print(table)
     for sentence in evaluation_notes(records):
         say(console, sentence)

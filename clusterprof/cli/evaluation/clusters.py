@@ -55,7 +55,7 @@ def clusters(
     running: opt.Running,
 ) -> None:
     """Draw one prompt's importance, centres and kept clusters per head, and their text (Figures 1, 3, 5)."""
-    from clusterprof.report.console import message_console, say
+    from clusterprof.report.console import message_console
 
     if plot_format not in ("svg", "png"):
         raise typer.BadParameter(f"{plot_format!r} is neither svg nor png.", param_hint="--format")
@@ -83,7 +83,6 @@ def clusters(
     except OSError as error:
         raise ClusterprofError(f"The folder {output} cannot be made: {error.strerror or error}.") from error
     for path in _draw(session, task, compression, drawn, output, plot_format):
-        say(console, f"Drawn: {path}")
         typer.echo(path)
 
 

@@ -12,7 +12,6 @@ from clusterprof.cli.evaluation._options import (
     MethodOptions,
     RunOptions,
     Tokens,
-    Whole,
     numbers_of,
     samples_option,
 )
@@ -35,7 +34,6 @@ def lines(
     ] = None,
     samples: Annotated[int, samples_option("Prompts for each length or file, up to 40 generated ones.")] = 20,
     max_tokens: Longest = None,
-    whole: Whole = False,
     chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
@@ -52,4 +50,4 @@ def lines(
         return generated_lines(maker, tokens=lengths, samples=samples, seed=options.seed)
 
     bench = GenerationBenchmark("lines", score_lines)
-    run(options, Plan(bench, entering(chosen, options.window), tasks, longest=max_tokens, whole=whole))
+    run(options, Plan(bench, entering(chosen, options.window), tasks, longest=max_tokens, whole=True))
