@@ -44,10 +44,9 @@ class ClusterAttn(Method):
     theta : float
         Centres with less importance than this (mean attention per window query) are noise.
     gap_pool : int
-        Odd; tokens that are looked at together. No cluster is wider, and what the clusters leave of the budget goes
-        to the gaps by importance averaged over so many tokens. In a head without a centre above theta all of the
-        prefix is a gap. The paper bounds no cluster and fills gaps by plain top-k; measured, this keeps more (see
-        docs/paper.md).
+        Odd; what the clusters leave of the budget goes to the gaps by importance averaged over this many
+        tokens. 1 is the plain top-k of the paper's text. In a head without a centre above theta all of the
+        prefix is a gap.
     """
 
     name: Literal["clusterattn"] = "clusterattn"
@@ -99,7 +98,7 @@ class ClusterAttn(Method):
         survives = centre_importance >= self.theta
         survivors = survives.sum(dim=-1, keepdim=True)
 
-        width = (budget // survivors.clamp(min=1)).clamp(1, self.gap_pool)
+        width = (budget // survivors.clamp(min=1)).clamp(min=1)
         start = centres - (width - 1) // 2
         end = start + width
         # Coverage of all neighbourhoods at once: +1 where one starts, -1 where it ends, running sum.

@@ -38,22 +38,20 @@ def hand_made() -> Capture:
 def test_obvious_clusters() -> None:
     # Blocks of 16 // 1: a peak in each of 0-15, 16-31, 32-47, 48-59. That of the third block is the second
     # cluster's right half. Three centres survive: 10, 31 and 32, each with 16 // 3 = 5 tokens.
-    head = explain(hand_made(), ClusterAttn(num_block=1, theta=0.04, gap_pool=5), 16 + WINDOW, 0, 1)
+    head = explain(hand_made(), ClusterAttn(num_block=1, theta=0.04, gap_pool=1), 16 + WINDOW, 0, 1)
     assert head.centres.tolist() == [10, 31, 32]
     assert head.dropped.tolist() == [50]
     assert head.clustered.tolist() == [8, 9, 10, 11, 12, 29, 30, 31, 32, 33, 34]
-    # The rest of the budget: what has a part of a large peak within two tokens, then of the small one.
-    assert head.filled.tolist()[:3] == [7, 13, 28]
-    assert {48, 49, 50, 51, 52}.issuperset(head.filled.tolist()[3:])
-    assert head.runs[:2] == [(7, 14), (28, 35)]
-    assert head.kept.tolist() == sorted(head.clustered.tolist() + head.filled.tolist())
-    assert len(head.kept) == 16
+    # The rest of the budget: the small peak, then the lowest of equal positions.
+    assert head.filled.tolist() == [0, 1, 2, 3, 50]
+    assert head.runs == [(0, 4), (8, 13), (29, 35), (50, 51)]
+    assert head.kept.tolist() == [*range(4), *range(8, 13), *range(29, 35), 50]
 
 
 def test_strongest_runs_are_those_with_the_most_attention_in_the_prompts_order() -> None:
-    head = explain(hand_made(), ClusterAttn(num_block=1, theta=0.04, gap_pool=5), 16 + WINDOW, 0, 1)
-    assert head.strongest(1) == [(7, 14)]
-    assert head.strongest(2) == [(7, 14), (28, 35)]
+    head = explain(hand_made(), ClusterAttn(num_block=1, theta=0.04, gap_pool=1), 16 + WINDOW, 0, 1)
+    assert head.strongest(2) == [(8, 13), (29, 35)]
+    assert head.strongest(3) == [(8, 13), (29, 35), (50, 51)]
     assert head.strongest(9) == head.runs
     assert head.attention((8, 13)) == pytest.approx(0.5 + 2e-6)
 
@@ -95,7 +93,7 @@ def test_is_what_the_method_does(importance: Tensor, method: ClusterAttn, data: 
     assert all(row[centre] >= theta for centre in head.centres.tolist())
     assert all(row[peak] < theta for peak in head.dropped.tolist())
 
-    width = min(max(1, budget // max(1, len(head.centres))), method.gap_pool)
+    width = max(1, budget // max(1, len(head.centres)))
     covered = {c - (width - 1) // 2 + i for c in head.centres.tolist() for i in range(width)}
     assert set(head.clustered.tolist()) == covered & set(kept)
 

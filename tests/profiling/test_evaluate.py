@@ -5,7 +5,7 @@ import torch
 from transformers import PreTrainedModel
 
 from clusterprof.errors import CompressionError
-from clusterprof.methods import ClusterAttn, TopK
+from clusterprof.methods import ClusterAttn, SnapKV
 from clusterprof.profile import Compression
 from clusterprof.profiling import evaluate
 from clusterprof.profiling.capture import Capture
@@ -43,9 +43,9 @@ def test_equal_kept_sets_are_looked_up(model: PreTrainedModel, captures: list[Ca
     evaluator = Evaluator(model, captures)
     first = evaluator.scores(candidate(2, 1.0))
     assert evaluator.replays == 2
-    # Above every importance theta leaves no centre, whatever num_block is: plain top-k.
+    # Above every importance theta leaves no centre, whatever num_block is: SnapKV.
     assert evaluator.scores(candidate(7, 0.999)) == first
-    assert evaluator.scores(SMALL.model_copy(update={"method": TopK()})) == first
+    assert evaluator.scores(SMALL.model_copy(update={"method": SnapKV(kernel_size=15)})) == first
     assert evaluator.replays == 2
     evaluator.scores(candidate(2, 1.0, size=25))
     assert evaluator.replays == 4

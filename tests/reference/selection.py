@@ -51,7 +51,7 @@ def select_clusterattn(
         if importance[centre] >= theta:
             centres.append(centre)
 
-    width = min(max(1, budget // max(1, len(centres))), gap_pool)
+    width = max(1, budget // max(1, len(centres)))
     covered: set[int] = set()
     for centre in centres:
         first = centre - (width - 1) // 2

@@ -35,9 +35,9 @@ def test_clusterattn_fills_the_gaps_by_the_pooled_importance(gap_pool: int, expe
 
 def test_clusterattn_neighbourhood_of_even_width_leans_right_and_is_clipped() -> None:
     # Blocks 0-3, 4-7, 8-9 (short): centres 0, 4, 9, of which 0 and 9 survive. Width 4 // 2 = 2 covers
-    # 0, 1 and 9 (10 is outside). The last place goes to 8, whose mean of three takes in the 90.
+    # 0, 1 and 9 (10 is outside). The last place goes to 4, the highest P left.
     importance = p([100, 1, 2, 3, 5, 1, 1, 1, 2, 90])
-    assert select_clusterattn(importance, budget=4, num_block=1, theta=50 / 1024, gap_pool=3) == [0, 1, 8, 9]
+    assert select_clusterattn(importance, budget=4, num_block=1, theta=50 / 1024, gap_pool=1) == [0, 1, 4, 9]
 
 
 def test_clusterattn_neighbourhood_of_odd_width_is_centred() -> None:
@@ -80,7 +80,7 @@ def test_clusterattn_takes_the_first_of_equal_centres() -> None:
 def test_clusterattn_keeps_a_centre_that_equals_theta() -> None:
     # Blocks 0-1, 2-3: centres 0 (8, not below 8) and 3 (7, dropped); width 2 covers 0 and 1. With
     # neither left it would be the plain top two, 0 and 3.
-    assert select_clusterattn(p([8, 0, 5, 7]), budget=2, num_block=1, theta=8 / 1024, gap_pool=3) == [0, 1]
+    assert select_clusterattn(p([8, 0, 5, 7]), budget=2, num_block=1, theta=8 / 1024, gap_pool=1) == [0, 1]
 
 
 def test_clusterattn_without_centres_is_one_gap() -> None:
