@@ -133,7 +133,7 @@ def test_a_name_that_terminals_would_obey(run: Run, runs: list[Path]) -> None:
 
 
 def test_plots_and_numbers_for_other_documents(run: Run, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "needle.jsonl", needle_run(["snapkv"]))
+    path = write_run(tmp_path / "needle.jsonl", needle_run(("snapkv",)))
     finished = run("report", path, "-o", tmp_path / "page.html", "--plots", tmp_path / "plots", "--json")
     assert finished.code == 0
     (group,) = finished.json()["groups"]
