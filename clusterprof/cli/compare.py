@@ -68,7 +68,7 @@ def compare(
         running=running,
         as_json=as_json,
     )
-    bench = HeldOutBenchmark(scorer_of(data.name))
+    bench = HeldOutBenchmark(scorer_of(data.name), decode_tokens)
     tasks = _held_out(data, samples, decode_tokens, data_dir, templates)
     run(options, Plan(bench, entering, tasks, decode_tokens=decode_tokens))
 

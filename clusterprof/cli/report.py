@@ -36,6 +36,8 @@ def report(
     console = message_console()
     # A file that is named twice is one.
     paths = list(dict.fromkeys(runs))
+    if any(path.exists() and output.exists() and path.samefile(output) for path in paths):
+        raise typer.BadParameter(f"{output} is one of the runs, and would be lost.", param_hint="--output")
     try:
         with waiting(console, f"Reading {'1 file' if len(paths) == 1 else f'{len(paths):,} files'}"):
             measured = [(path.name, _records(path)) for path in paths]

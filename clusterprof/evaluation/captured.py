@@ -22,15 +22,23 @@ class HitRateBenchmark:
     ----------
     window : int
         Tokens of the observation window.
+    decode_tokens : int
+        Of a capture, at most.
     """
 
     window: int
+    decode_tokens: int
     name: str = "hit-rate"
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The window, and the paper's thresholds."""
-        return {"window": self.window, "theta": hit_rate.THETA, "mu": hit_rate.MU}
+        return {
+            "window": self.window,
+            "decode_tokens": self.decode_tokens,
+            "theta": hit_rate.THETA,
+            "mu": hit_rate.MU,
+        }
 
     def measures(self, task: Task, entrant: Entrant) -> bool:
         """Every entrant."""

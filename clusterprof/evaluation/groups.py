@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,9 +43,10 @@ class Group:
 def comparable(records: Iterable[Record]) -> list[Group]:
     """Put records into groups within which comparing is fair, in the order in which they first come.
 
-    Records with the same key count once. What ran on another model, device, backend or version is in a group of
-    its own. Profiles whose files differ in their sizes only become one method, "snapkv (needle-128)" at size 128
-    and so on becoming "snapkv (needle)"; a method with several observation windows becomes several.
+    Records with the same key count once. What ran on another model, device, backend or version, or with other
+    settings of the benchmark, is in a group of its own. Profiles whose files differ in their sizes only become one
+    method, "snapkv (needle-128)" at size 128 and so on becoming "snapkv (needle)"; a method with several observation
+    windows becomes several.
 
     Raises
     ------
@@ -52,10 +54,11 @@ def comparable(records: Iterable[Record]) -> list[Group]:
         If a group has two results of a method for the same prompt, so that neither can be believed.
     """
     by_key = {record.key: record for record in records}
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = defaultdict(list)
+    groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[Record]] = defaultdict(list)
     for record in by_key.values():
         environment = {name: value for name, value in record.environment.items() if name not in _OF_THE_DAY}
-        groups[record.bench, tuple(sorted(environment.items()))].append(record)
+        settings = json.dumps(record.settings, sort_keys=True)
+        groups[record.bench, settings, tuple(sorted(environment.items()))].append(record)
     return [_group(members) for members in groups.values()]
 
 
@@ -98,7 +101,7 @@ def prompt_key(record: Record) -> PromptKey:
     labels = (
         f"{name}={value}" for name, value in sorted(record.labels.items()) if name not in _NOT_OF_THE_PROMPT
     )
-    return (record.dataset, record.prompt, record.prompt_tokens, *labels)
+    return (record.asked or "", record.dataset, record.prompt, record.prompt_tokens, *labels)
 
 
 def label_of(record: Record, name: str) -> Value:

@@ -29,15 +29,18 @@ class HeldOutBenchmark:
     ----------
     score : callable, optional
         Scores an answer.
+    decode_tokens : int
+        Of an answer, at most.
     """
 
     score: Score | None
+    decode_tokens: int
     name: str = "held-out"
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Nothing besides the prompt."""
-        return {}
+        """How long an answer may be."""
+        return {"decode_tokens": self.decode_tokens}
 
     def measures(self, task: Task, entrant: Entrant) -> bool:
         """The full cache, and those that evict something of the prompt; the rest are the full run."""

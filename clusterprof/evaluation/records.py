@@ -32,6 +32,9 @@ from clusterprof.text import one_line
 
 Name = Annotated[Label, Field(max_length=100)]
 
+# Of every line that is written here.
+_BEGINNING = b'{"key":"'
+
 
 class Record(BaseModel):
     """One prompt under one method at one size.
@@ -62,6 +65,9 @@ class Record(BaseModel):
         Lists of numbers, or lists of lists, where one number does not say it: per layer, head or step.
     settings : dict
         The benchmark's own, such as its thresholds.
+    asked : str, optional
+        SHA-256 in hex over all that determines a result besides the method: only results of the same are compared
+        prompt by prompt.
     text, references
         What was generated, and what would have been right; for benchmarks that generate.
     """
@@ -84,6 +90,7 @@ class Record(BaseModel):
     scores: dict[Name, Value] = {}
     curves: FiniteJson = {}
     settings: FiniteJson = {}
+    asked: Sha256 | None = None
     text: str | None = None
     references: tuple[str, ...] = ()
 
@@ -179,10 +186,13 @@ def open_run(path: Path) -> Iterator[RunFile]:
 
 
 def _drop_torn_line(path: Path) -> None:
+    """Cut off what a crash left of a last line; a file that was never a run's is refused, not cut."""
     if not path.exists():
         return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
+    if whole < len(content) and not content[whole:].startswith(_BEGINNING[: len(content) - whole]):
+        raise DataError(f"{path} is not a file of eval or compare; name another one for the results.")
     if whole < len(content):
         with path.open("r+b") as stream:
             stream.truncate(whole)

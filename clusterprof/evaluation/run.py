@@ -10,6 +10,7 @@ from clusterprof.errors import spares_the_run
 from clusterprof.evaluation.records import Record, RunFile, record_key
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.models import describe_model
+from clusterprof.profiling.capture import end_tokens
 from clusterprof.profiling.record import environment_record
 from clusterprof.text import one_line
 
@@ -84,6 +85,8 @@ def evaluate(
     """
     environment = environment_record(session.model).model_dump(mode="json", exclude={"created"})
     environment["model"] = describe_model(session.model).id
+    # Other weights may have the same name.
+    environment["fingerprint"] = session.captures.fingerprint[:12]
     planned = [
         (
             task,
@@ -100,7 +103,8 @@ def evaluate(
         listener.measuring(task, len(missing))
         try:
             for entrant, measured in bench.measure(session, task, list(missing)):
-                record = _record(bench, task, entrant, measured, missing[entrant], environment)
+                asked = record_key(_asked(session, bench, task))
+                record = _record(bench, task, entrant, measured, missing[entrant], asked, environment)
                 run.add(record)
                 listener.measured(record)
         except Exception as error:
@@ -113,6 +117,15 @@ def evaluate(
 def _parts(session: Session, bench: Benchmark, task: Task, entrant: Entrant) -> dict[str, Any]:
     compression = entrant.compression
     return {
+        **_asked(session, bench, task),
+        "label": entrant.contestant.label,
+        "compression": None if compression is None else compression.model_dump(mode="json"),
+    }
+
+
+def _asked(session: Session, bench: Benchmark, task: Task) -> dict[str, Any]:
+    """What is the same for everyone who enters."""
+    return {
         "version": _VERSION,
         "bench": bench.name,
         "settings": dict(bench.settings),
@@ -124,8 +137,7 @@ def _parts(session: Session, bench: Benchmark, task: Task, entrant: Entrant) -> 
         "references": task.references,
         "max_new_tokens": task.max_new_tokens,
         "labels": dict(task.labels),
-        "label": entrant.contestant.label,
-        "compression": None if compression is None else compression.model_dump(mode="json"),
+        "end_tokens": sorted(end_tokens(session.model, session.tokenizer)),
     }
 
 
@@ -135,11 +147,12 @@ def _record(
     entrant: Entrant,
     measured: Measured,
     key: str,
+    asked: str,
     environment: Mapping[str, str],
 ) -> Record:
     compression = entrant.compression
     labels = {**task.labels, **dict(entrant.contestant.labels)}
-    if entrant.size is not None and not entrant.evicts(task.prompt):
+    if entrant.size is not None and not entrant.evicts(task.prompt) and not entrant.evicts_decoded:
         labels["fits"] = 1
     return Record(
         key=key,
@@ -157,6 +170,7 @@ def _record(
         scores=dict(measured.scores),
         curves=dict(measured.curves),
         settings=dict(bench.settings),
+        asked=asked,
         text=measured.text,
         references=task.references,
     )

@@ -145,3 +145,11 @@ def test_plots_and_numbers_for_other_documents(run: Run, tmp_path: Path) -> None
     for plot in plots:
         assert plot.name.startswith("needle-")
         assert plot.read_text().startswith("<?xml")
+
+
+def test_a_run_is_not_overwritten_by_its_page(run: Run, runs: list[Path]) -> None:
+    before = runs[1].read_text()
+    finished = run("report", *runs, "-o", runs[1])
+    assert finished.code == 2
+    assert "would be lost" in finished.err
+    assert runs[1].read_text() == before

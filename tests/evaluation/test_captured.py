@@ -59,9 +59,12 @@ def test_the_hit_rate_is_that_of_the_prompts_capture(
     session = opened(tmp_path)
     (task,) = make_tasks(session, [row(60)], STEPS)
     entering = make_entrants([])
-    bench = HitRateBenchmark(WINDOW)
+    bench = HitRateBenchmark(WINDOW, 16)
     # The thresholds are those of the paper's Figure 4.
-    assert (bench.name, bench.settings) == ("hit-rate", {"window": WINDOW, "theta": 5e-4, "mu": 5e-5})
+    assert (bench.name, bench.settings) == (
+        "hit-rate",
+        {"window": WINDOW, "decode_tokens": 16, "theta": 5e-4, "mu": 5e-5},
+    )
     assert bench.measures(task, entering[0])
     ((entrant, measured),) = bench.measure(session, task, entering)
     assert entrant == entering[0]
@@ -130,4 +133,4 @@ def test_a_prompt_no_longer_than_the_window_costs_that_prompt_only(tmp_path: Pat
     session = opened(tmp_path)
     (task,) = make_tasks(session, [row(60)], STEPS)
     with pytest.raises(CompressionError, match="must be longer than the window of 64"):
-        list(HitRateBenchmark(64).measure(session, task, make_entrants([])))
+        list(HitRateBenchmark(64, 16).measure(session, task, make_entrants([])))

@@ -1,7 +1,7 @@
 import pytest
 
 from clusterprof.errors import DataError
-from clusterprof.evaluation.groups import comparable, label_of, methods_in, ordered, references
+from clusterprof.evaluation.groups import comparable, label_of, methods_in, ordered, prompt_key, references
 from clusterprof.evaluation.records import Record
 from tests.evaluation.examples import ENVIRONMENT, record
 
@@ -109,3 +109,18 @@ def test_labels_come_from_where_they_are() -> None:
 
 def test_values_are_in_order_and_once() -> None:
     assert ordered([2, 0.5, 2, "b", "a", "b", 1]) == [0.5, 1, 2, "b", "a"]
+
+
+def test_other_settings_and_other_weights_are_groups_of_their_own() -> None:
+    short, long = ({"settings": {"decode_tokens": steps}} for steps in (4, 64))
+    records = [record(bench="fit", key="1" * 64, **short), record(bench="fit", key="2" * 64, **long)]
+    assert [len(group.records) for group in comparable(records)] == [1, 1]
+    weights = [{**record().environment, "fingerprint": name} for name in "ab"]
+    records = [record(key=f"{n}" * 64, environment=each) for n, each in enumerate(weights)]
+    assert [len(group.records) for group in comparable(records)] == [1, 1]
+
+
+def test_only_the_same_question_is_the_same_prompt() -> None:
+    same, other = record(asked="a" * 64), record(asked="b" * 64)
+    assert prompt_key(same) == prompt_key(record(asked="a" * 64, method="topk"))
+    assert prompt_key(same) != prompt_key(other)

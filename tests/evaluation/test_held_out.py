@@ -35,7 +35,7 @@ def length(task: Task, text: str) -> dict[str, float]:
     return {"length": float(len(text))}
 
 
-SCORED = HeldOutBenchmark(length)
+SCORED = HeldOutBenchmark(length, 16)
 
 
 def opened(
@@ -105,7 +105,7 @@ def test_an_answer_that_ends_early_ends_there_in_the_full_run_too(tmp_path: Path
 def test_without_a_score_nothing_is_generated(tmp_path: Path) -> None:
     session, task = opened(tmp_path)
     entering = make_entrants(["topk"])
-    found = measure(session, task, entering, HeldOutBenchmark(None))
+    found = measure(session, task, entering, HeldOutBenchmark(None, 16))
     assert [it.text for it in found.values()] == [None, None]
     assert all(
         it.scores.keys() == {"cosine", "cosine_padded", "kl", "agreement", "loss"} for it in found.values()

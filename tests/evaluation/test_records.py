@@ -103,7 +103,7 @@ def test_a_line_torn_by_a_crash_is_dropped_and_the_run_goes_on(left: int, tmp_pa
 
 def test_a_first_line_that_was_torn_leaves_an_empty_run(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    path.write_bytes(b'{"key": "')
+    path.write_bytes(b'{"key":"a1')
     with open_run(path) as run:
         assert run.records == {}
     assert path.read_bytes() == b""
@@ -270,3 +270,11 @@ def test_a_key_is_the_hash_of_its_parts_whatever_their_order() -> None:
 def test_numbers_keep_six_digits() -> None:
     assert numbers([[1 / 3, 1e-9 / 3], [2.0, 123456.789]]) == [[0.333333, 3.33333e-10], [2.0, 123457.0]]
     assert numbers([]) == []
+
+
+def test_a_file_that_was_never_a_runs_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"prompt": "mine"}]')
+    with pytest.raises(DataError, match=r"rows\.json is not a file of eval or compare"), open_run(path):
+        pass
+    assert path.read_text() == '[{"prompt": "mine"}]'

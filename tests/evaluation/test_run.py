@@ -121,7 +121,10 @@ def test_a_record_holds_what_was_measured_and_on_what(
     assert topk.references == ("ash bay",)
     assert full.parameters == {"name": "full"}
     assert full.environment["model"] == session.model.config.name_or_path
-    assert full.environment.keys() - {"model"} == Environment.model_fields.keys() - {"created"}
+    assert session.captures.fingerprint.startswith(full.environment["fingerprint"])
+    named = {"model", "fingerprint"}
+    assert full.environment.keys() - named == Environment.model_fields.keys() - {"created"}
+    assert full.asked == topk.asked != full.key
 
 
 def test_a_prompt_that_fits_is_marked(session: Session, tasks: list[Task], tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def fit(
 
     entrants = entering(chosen, options.window)
     check_replayable(entrants)
-    _run(options, FitBenchmark("fit", {}), data, samples, decode_tokens, entrants)
+    _run(
+        options, FitBenchmark("fit", {"decode_tokens": decode_tokens}), data, samples, decode_tokens, entrants
+    )
 
 
 @with_groups
@@ -55,7 +57,7 @@ def hit_rate(
     if options.window == "query":
         raise typer.BadParameter("hit-rate needs a number of tokens.", param_hint="--window")
     full = entrants(contestants([]), [], options.window)
-    _run(options, HitRateBenchmark(options.window), data, samples, decode_tokens, full)
+    _run(options, HitRateBenchmark(options.window, decode_tokens), data, samples, decode_tokens, full)
 
 
 @with_groups
@@ -73,7 +75,14 @@ def ablation(
     from clusterprof.evaluation.tasks import entrants
 
     points = [it for size in sizes_of(sizes) for it in entrants(contestants(size), [size], options.window)]
-    _run(options, FitBenchmark("ablation", {}), data, samples, decode_tokens, points)
+    _run(
+        options,
+        FitBenchmark("ablation", {"decode_tokens": decode_tokens}),
+        data,
+        samples,
+        decode_tokens,
+        points,
+    )
 
 
 def _run(
