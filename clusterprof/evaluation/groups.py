@@ -80,6 +80,14 @@ def _group(records: Sequence[Record]) -> Group:
 
 def _named_alike(records: Sequence[Record]) -> list[Record]:
     names = {id(record): _without_size(record) for record in records}
+    # Two profiles of one method at one size keep their own names.
+    originals: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for record in records:
+        originals[names[id(record)], record.size].add(record.method)
+    shared = {name for (name, _), methods in originals.items() if len(methods) > 1}
+    names = {
+        id(record): record.method if names[id(record)] in shared else names[id(record)] for record in records
+    }
     windows: dict[str, set[int | str | None]] = defaultdict(set)
     for record in records:
         windows[names[id(record)]].add(record.window)

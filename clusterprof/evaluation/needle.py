@@ -49,7 +49,7 @@ def _activity(rng: Random, city: str) -> Needle:
         "activity",
         f"The best thing to do in {city} is eat {food} and sit in {place} on a sunny day.",
         f"What is the best thing to do in {city}, according to the text above?",
-        place,
+        place.removeprefix("the "),
     )
 
 
@@ -77,8 +77,8 @@ def needle_tasks(
 ) -> list[Task]:
     """The prompts of the grid: every length at every depth, ``samples`` times.
 
-    The needle stands at a sentence's end, depth 0 before all of them and depth 1 after; kinds of needle take
-    turns, and each prompt's haystack starts at another sentence.
+    The needle stands at a sentence's end, depth 0 before all of them and depth 1 after; its kinds take turns, and
+    each prompt's haystack starts at another sentence.
 
     Parameters
     ----------
@@ -103,9 +103,11 @@ def needle_tasks(
     for length in tokens:
         for step in range(depths):
             depth = step / (depths - 1) if depths > 1 else 0.5
+            # The kinds take turns within a cell, but no depth begins with a kind of its own.
+            first_kind = Random(f"kind {seed} {length} {depth:.3f}").randrange(len(KINDS))  # noqa: S311
             for sample in range(samples):
                 rng = Random(f"needle {seed} {length} {depth:.3f} {sample}")  # noqa: S311
-                needle = KINDS[(step + sample) % len(KINDS)](rng, rng.choice(CITIES))
+                needle = KINDS[(first_kind + sample) % len(KINDS)](rng, rng.choice(CITIES))
                 row = _row(needle, text, rng.randrange(len(text)), depth, length, maker.tokenizer)
                 row = replace(row, id=f"{length}-{depth:.3f}-{sample}-{seed}")
                 labels: Labels = {"tokens": length, "depth": round(depth, 4), "needle": needle.kind}

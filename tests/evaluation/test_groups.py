@@ -124,3 +124,12 @@ def test_only_the_same_question_is_the_same_prompt() -> None:
     same, other = record(asked="a" * 64), record(asked="b" * 64)
     assert prompt_key(same) == prompt_key(record(asked="a" * 64, method="topk"))
     assert prompt_key(same) != prompt_key(other)
+
+
+def test_two_profiles_of_one_size_keep_their_names() -> None:
+    named = [("snapkv (needle-64)", "1"), ("snapkv (needle-64-snapkv)", "2")]
+    records = [
+        record(method=method, size=64, key=key * 64, parameters={"name": "snapkv"}) for method, key in named
+    ]
+    (group,) = comparable(records)
+    assert [it.method for it in group.records] == [method for method, _ in named]
