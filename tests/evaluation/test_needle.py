@@ -104,7 +104,7 @@ def test_the_needle_stands_at_its_depth(tasks: list[Task]) -> None:
         # And counted in tokens, as far as sentences are alike.
         tokens = [len(TOKENIZER(part)["input_ids"]) for part in parts(task)]
         errors.append(abs(tokens[0] / sum(tokens) - depth))
-    assert max(errors) < 0.15
+    assert max(errors) < 0.25
     assert fmean(errors) < 0.05
 
 
