@@ -87,23 +87,20 @@ def evaluate(
     environment["model"] = describe_model(session.model).id
     # Other weights may have the same name.
     environment["fingerprint"] = session.captures.fingerprint[:12]
-    planned = [
-        (
-            task,
-            {record_key(_parts(session, bench, task, it)): it for it in entering if bench.measures(task, it)},
-        )
-        for task in tasks
-    ]
-    keys = list(dict.fromkeys(key for _, chosen in planned for key in chosen))
+    planned = []
+    for task in tasks:
+        # Once for everyone who enters: a prompt has thousands of tokens.
+        asked = record_key(_asked(session, bench, task))
+        planned.append((task, asked, {_key(asked, it): it for it in entering if bench.measures(task, it)}))
+    keys = list(dict.fromkeys(key for _, _, chosen in planned for key in chosen))
     listener.begin(len(tasks), len(keys), sum(key in run.records for key in keys))
-    for task, chosen in planned:
+    for task, asked, chosen in planned:
         missing = {it: key for key, it in chosen.items() if key not in run.records}
         if not missing:
             continue
         listener.measuring(task, len(missing))
         try:
             for entrant, measured in bench.measure(session, task, list(missing)):
-                asked = record_key(_asked(session, bench, task))
                 record = _record(bench, task, entrant, measured, missing[entrant], asked, environment)
                 run.add(record)
                 listener.measured(record)
@@ -114,13 +111,15 @@ def evaluate(
     return [run.records[key] for key in keys if key in run.records]
 
 
-def _parts(session: Session, bench: Benchmark, task: Task, entrant: Entrant) -> dict[str, Any]:
+def _key(asked: str, entrant: Entrant) -> str:
     compression = entrant.compression
-    return {
-        **_asked(session, bench, task),
-        "label": entrant.contestant.label,
-        "compression": None if compression is None else compression.model_dump(mode="json"),
-    }
+    return record_key(
+        {
+            "asked": asked,
+            "label": entrant.contestant.label,
+            "compression": None if compression is None else compression.model_dump(mode="json"),
+        }
+    )
 
 
 def _asked(session: Session, bench: Benchmark, task: Task) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterprof.profile import Compression
 
 _PICTURE = "Picture"
-_RUNS, _CHARACTERS = 6, 120
+_HEADS, _RUNS, _CHARACTERS = 4, 6, 120
 
 
 @with_groups
@@ -125,10 +125,10 @@ def _draw(
     chosen = list(layers or dict.fromkeys(full[round(part * (len(full) - 1))] for part in (0.1, 0.5, 0.9)))
     paths = []
     for layer in chosen:
+        count = full_attention_layer(capture, layer).importance.shape[0]
         heads = [
-            explain(capture, method, compression.size, layer, head)
-            for head in range(full_attention_layer(capture, layer).importance.shape[0])
-        ][:4]
+            explain(capture, method, compression.size, layer, head) for head in range(min(count, _HEADS))
+        ]
         captions = []
         for head in heads:
             runs = head.strongest(_RUNS)
