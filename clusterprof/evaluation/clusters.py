@@ -80,14 +80,17 @@ def explain(capture: Capture, method: ClusterAttn, size: int, layer: int, kv_hea
     CompressionError
         If there is no such head, or its importance is not finite.
     """
-    heads = full_attention_layer(capture, layer).importance
+    of_layer = full_attention_layer(capture, layer)
+    heads = of_layer.importance
     if not 0 <= kv_head < len(heads):
         raise CompressionError(f"Layer {layer} has no KV head {kv_head}; it has 0 to {len(heads) - 1}.")
     check_finite(heads, layer)
-    importance = heads[None, kv_head : kv_head + 1]
+    mean, peak = (of_head[None, kv_head : kv_head + 1] for of_head in (heads, of_layer.peak))
+    observation = Observation(mean, window=capture.window, peak=peak)
+    importance = observation.reduced(method.importance)
     budget = size - capture.window
     clusters = method.clusters(importance, budget)
-    kept = method.select(Observation(importance, window=capture.window), budget)[0, 0]
+    kept = method.select(observation, budget)[0, 0]
     centres, survives = clusters.centres[0, 0], clusters.survives[0, 0]
     in_cluster = clusters.covered[0, 0, kept]
     return HeadClusters(

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # What a method may need to know beyond the observation window's attention.
 Need = Literal["accumulated", "words"]
+# How the attention of a window's queries becomes one importance.
+Reduction = Literal["mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Observation:
     Attributes
     ----------
     importance : Tensor
-        Attention that the observation window pays to each prefix token, float32 and non-negative,
-        ``(batch, kv_heads, prefix_length)``.
+        Attention that the observation window pays to each prefix token, the mean over its queries and the query
+        heads that share a KV head, float32 and non-negative, ``(batch, kv_heads, prefix_length)``.
     window : int
         Tokens that come after the prefix and stay whatever is chosen from it.
     accumulated : Tensor, optional
@@ -32,12 +34,22 @@ class Observation:
         there for methods that need "accumulated".
     word_starts : Tensor, optional
         Whether a word begins with this token, bool ``(batch, prefix_length)``; there for methods that need "words".
+    peak : Tensor, optional
+        The highest attention instead of the mean, shaped as ``importance``; not there without a window.
     """
 
     importance: Tensor
     window: int
     accumulated: Tensor | None = None
     word_starts: Tensor | None = None
+    peak: Tensor | None = None
+
+    def reduced(self, how: Reduction) -> Tensor:
+        """Importance as the mean or the maximum over the window's queries."""
+        if how == "mean":
+            return self.importance
+        assert self.peak is not None
+        return self.peak
 
 
 class Method(BaseModel):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from clusterprof.methods.base import Method
+from clusterprof.methods.base import Method, Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,17 +42,21 @@ class ClusterAttn(Method):
     num_block : int
         Granularity: the prefix is searched for one centre in every ``budget // num_block`` tokens.
     theta : float
-        Centres with less importance than this (mean attention per window query) are noise.
+        Centres with less importance than this (attention per window query) are noise.
     gap_pool : int
         Odd; what the clusters leave of the budget goes to the gaps by importance averaged over this many
         tokens. 1 is the plain top-k of the paper's text. In a head without a centre above theta all of the
         prefix is a gap.
+    importance : str
+        "mean" of the window's attention to each token, as in the paper, or "max": a token that a single query of
+        a single head looks for is then not outvoted by the others.
     """
 
     name: Literal["clusterattn"] = "clusterattn"
     num_block: int = Field(ge=1, le=1_000_000)
     theta: float = Field(ge=0, le=1)
     gap_pool: int = Field(default=15, ge=1, le=1023)
+    importance: Reduction = "mean"
 
     @field_validator("gap_pool")
     @classmethod
@@ -70,7 +74,7 @@ class ClusterAttn(Method):
         """See :meth:`Method.select`."""
         from clusterprof.methods.ranking import keep_highest, local_mean
 
-        importance = observation.importance
+        importance = observation.reduced(self.importance)
         covered = self.clusters(importance, budget).covered
         # A head without a single centre is one gap.
         score = importance.where(covered, local_mean(importance, self.gap_pool))

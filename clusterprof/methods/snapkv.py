@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from clusterprof.methods.base import Method
+from clusterprof.methods.base import Method, Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +26,14 @@ class SnapKV(Method):
         Odd; tokens pooled around each position.
     pooling : str
         "avg" or "max" of them.
+    importance : str
+        "mean" or "max" of the window's attention to each token.
     """
 
     name: Literal["snapkv"] = "snapkv"
     kernel_size: int = Field(default=5, ge=1, le=1023)
     pooling: Literal["avg", "max"] = "avg"
+    importance: Reduction = "mean"
 
     @field_validator("kernel_size")
     @classmethod
@@ -44,4 +47,4 @@ class SnapKV(Method):
         from clusterprof.methods.ranking import keep_highest, local_max, local_mean
 
         pool = local_mean if self.pooling == "avg" else local_max
-        return keep_highest(pool(observation.importance, self.kernel_size), budget)
+        return keep_highest(pool(observation.reduced(self.importance), self.kernel_size), budget)

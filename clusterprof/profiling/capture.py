@@ -25,8 +25,8 @@ class LayerCapture:
     ----------
     keys, values : Tensor
         Of the prompt, ``(kv_heads, prompt_length, head_dim)``.
-    importance : Tensor
-        Float32 ``(kv_heads, prompt_length - window)``.
+    importance, peak : Tensor
+        Mean and highest attention of the window, float32 ``(kv_heads, prompt_length - window)``.
     queries : Tensor
         Of the decoded tokens, ``(heads, decoded, head_dim)``.
     decoded_keys : Tensor
@@ -41,6 +41,7 @@ class LayerCapture:
     keys: Tensor
     values: Tensor
     importance: Tensor
+    peak: Tensor
     queries: Tensor
     decoded_keys: Tensor
     logsumexp: Tensor
@@ -88,6 +89,7 @@ class Capture:
         return Observation(
             torch.stack([layer.importance for layer in layers]),
             window=self.window,
+            peak=torch.stack([layer.peak for layer in layers]),
             accumulated=torch.stack(sums) if sums else None,
             word_starts=None
             if self.word_starts is None
@@ -214,11 +216,13 @@ def _layer_capture(
     scores = decode_scores(queries, keys, prefill.scaling)
     logsumexp = scores.logsumexp(dim=-1)
     norm = (scores - logsumexp[..., None]).exp().norm(dim=-1)
-    length, accumulated = prefill.prompt_length, observation.accumulated
+    length, peak, accumulated = prefill.prompt_length, observation.peak, observation.accumulated
+    assert peak is not None
     return LayerCapture(
         keys=keys[:, :length].cpu(),
         values=values[:, :length].cpu(),
         importance=observation.importance[position].cpu(),
+        peak=peak[position].cpu(),
         queries=queries.cpu(),
         decoded_keys=keys[:, length:].cpu(),
         logsumexp=logsumexp.cpu(),

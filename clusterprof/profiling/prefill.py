@@ -60,19 +60,21 @@ class Prefill:
     def observation(self, window: int) -> Observation:
         """What a window of so many tokens sees of the prefix; the batch is the full-attention layers."""
         prefix = self.prompt_length - window
-        importance = []
+        reductions = []
         for i, queries in self.queries.items():
             keys, _ = stored(self.layers[i])
-            importance.append(window_importance(queries[:, :, -window:], keys, scaling=self.scaling))
+            reductions.append(window_importance(queries[:, :, -window:], keys, scaling=self.scaling))
+        mean, peak = map(torch.cat, zip(*reductions, strict=True))
         return Observation(
-            torch.cat(importance),
+            mean,
             window=window,
+            peak=peak,
             accumulated=torch.cat(list(self.accumulated.values()))[..., :prefix]
             if self.accumulated
             else None,
             word_starts=None
             if self.word_starts is None
-            else self.word_starts[:prefix].expand(len(importance), -1),
+            else self.word_starts[:prefix].expand(len(reductions), -1),
         )
 
 

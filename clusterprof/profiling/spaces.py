@@ -24,11 +24,13 @@ Distributions = Mapping[str, BaseDistribution]
 
 # Tokens that importance is pooled over.
 _POOL = IntDistribution(1, 63, step=2)
+_REDUCTION = CategoricalDistribution(["mean", "max"])
 # Whether to evict while decoding is not here: a replay keeps all decoded tokens, so it cannot tell.
 _FIXED: Mapping[str, Distributions] = {
     "snapkv": {
         "kernel_size": _POOL,
         "pooling": CategoricalDistribution(["avg", "max"]),
+        "importance": _REDUCTION,
     },
     "topk": {},
     "h2o": {"recent_share": FloatDistribution(0.1, 0.9)},
@@ -100,7 +102,12 @@ def search_space(name: str, captures: Sequence[Capture], size: int, window: Wind
     """
     if name == "clusterattn":
         theta = FloatDistribution(*theta_range(captures, size), log=True)
-        distributions: Distributions = {"num_block": _NUM_BLOCK, "theta": theta, "gap_pool": _POOL}
+        distributions: Distributions = {
+            "num_block": _NUM_BLOCK,
+            "theta": theta,
+            "gap_pool": _POOL,
+            "importance": _REDUCTION,
+        }
     elif name == "streaming_llm":
         distributions = {"initial_tokens": IntDistribution(0, _most_initial_tokens(captures, size))}
     else:
@@ -113,15 +120,16 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
 
     Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
     the high end, only one head in 20 has a centre left; all others are one gap. Ends are rounded outwards to
-    one digit, so that they do not depend on the last bits of the captures.
+    one digit, so that they do not depend on the last bits of the captures. The low end is that of mean
+    importance, the high end that of the highest, so that both are in the range.
     """
     default = ClusterAttn.paper_default(size)
     peaks, highest = [], []
     for capture in captures:
         block = max(1, (size - capture.window) // default.num_block)
-        importance = capture.observation.importance
-        peaks.append(torch.nn.functional.max_pool1d(importance, block, ceil_mode=True).flatten())
-        highest.append(importance.amax(dim=-1).flatten())
+        mean, peak = (capture.observation.reduced(how) for how in ("mean", "max"))
+        peaks.append(torch.nn.functional.max_pool1d(mean, block, ceil_mode=True).flatten())
+        highest.append(peak.amax(dim=-1).flatten())
     # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
     low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
     high = float(np.quantile(torch.cat(highest).double().numpy(), 0.95))

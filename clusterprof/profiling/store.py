@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Raise it when what a capture holds, or how it is computed, changes.
-VERSION = 3
+VERSION = 4
 _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 

@@ -189,15 +189,16 @@ def _observation(
     scaling: float,
 ) -> Observation:
     """What the last of these queries see of the keys before their window; both are of these rows, unpadded."""
-    importance = window_importance(queries[:, :, -rows.window :], keys, scaling=scaling)
-    check_finite(importance, layer_idx)
+    mean, peak = window_importance(queries[:, :, -rows.window :], keys, scaling=scaling)
+    check_finite(mean, layer_idx)
     # Fewer queries than the window has tokens observe only what lies before the window all the same.
     prefix = keys.shape[2] - rows.window
     sums = _sums(layer, layer_idx, eviction, rows, _stored_padding(layer, rows))
     words = rows.word_starts
     return Observation(
-        importance[..., :prefix],
+        mean[..., :prefix],
         window=rows.window,
+        peak=peak[..., :prefix],
         accumulated=None if sums is None else sums[..., :prefix],
         word_starts=None if words is None else words[:, :prefix].to(keys.device),
     )
@@ -205,10 +206,11 @@ def _observation(
 
 def _without_first(observation: Observation, tokens: int) -> Observation:
     """The observation of a prefix without its first tokens."""
-    sums = observation.accumulated
+    peak, sums = observation.peak, observation.accumulated
     return replace(
         observation,
         importance=observation.importance[..., tokens:],
+        peak=None if peak is None else peak[..., tokens:],
         accumulated=None if sums is None else sums[..., tokens:],
     )
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 
-def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
-    """Mean attention of the window's queries, per KV head, over the prefix (paper section 3.2).
+def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> tuple[Tensor, Tensor]:
+    """Mean and peak of the window's attention, per KV head, over the prefix (paper section 3.2).
 
     The mean over the window, not the paper's sum: theta then does not depend on the window's length. Query
-    heads that share a KV head are averaged, so the cache stays at KV heads.
+    heads that share a KV head are taken together, so the cache stays at KV heads.
 
     Parameters
     ----------
@@ -21,8 +21,8 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
 
     Returns
     -------
-    Tensor
-        float32 ``(batch, kv_heads, length - window)``.
+    mean, peak : Tensor
+        Over the window's queries and the query heads of a KV head, float32 ``(batch, kv_heads, length - window)``.
     """
     batch, heads, window, head_dim = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
@@ -32,7 +32,8 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
     # The window is causal inside itself.
     future = torch.ones(window, window, dtype=torch.bool, device=key.device).triu(1)
     scores[..., length - window :].masked_fill_(future, -torch.inf)
-    return scores.softmax(dim=-1)[..., : length - window].mean(dim=(2, 3))
+    attention = scores.softmax(dim=-1)[..., : length - window]
+    return attention.mean(dim=(2, 3)), attention.amax(dim=(2, 3))
 
 
 # Most elements of a block of scores: 64 MiB in float32.

@@ -20,7 +20,8 @@ def captured(importance: Tensor) -> Capture:
     """Of a prompt with this importance, ``(layers, kv_heads, prefix)``, and nothing else."""
     none = torch.zeros(0)
     layers = {
-        i: LayerCapture(none, none, layer, none, none, none, none) for i, layer in enumerate(importance)
+        i: LayerCapture(none, none, layer, layer, none, none, none, none)
+        for i, layer in enumerate(importance)
     }
     length = importance.shape[-1] + WINDOW
     return Capture(layers, {}, length, WINDOW, tokens=none, log_probs=none, scaling=1.0)

@@ -14,6 +14,7 @@ from clusterprof.methods import (
     MethodConfig,
     NGram,
     Observation,
+    Reduction,
     SnapKV,
     StreamingLLM,
     TopK,
@@ -50,7 +51,7 @@ def importances(*, rows: int, heads: int, longest: int = 50) -> st.SearchStrateg
 
 def observed(importance: Tensor) -> Observation:
     """For methods that need nothing else."""
-    return Observation(importance, window=4)
+    return Observation(importance, window=4, peak=importance)
 
 
 @st.composite
@@ -61,11 +62,16 @@ def observations(draw: st.DrawFn, *, rows: int, heads: int) -> Observation:
     accumulated = torch.rand(importance.shape, generator=generator) ** 4 * 100
     words = draw(st.sampled_from([0, 0.3, 0.8, 1]))
     word_starts = torch.rand(rows, importance.shape[-1], generator=generator) < words
-    return Observation(importance, draw(st.integers(0, 9)), accumulated, word_starts)
+    # The highest of several attentions is not below their mean, and need not rank as it does.
+    peak = importance + (1 - importance) * torch.rand(importance.shape, generator=generator) ** 4
+    return Observation(importance, draw(st.integers(0, 9)), accumulated, word_starts, peak)
 
 
 def odd(highest: int) -> st.SearchStrategy[int]:
     return st.integers(0, (highest - 1) // 2).map(lambda half: 2 * half + 1)
+
+
+reductions: st.SearchStrategy[Reduction] = st.sampled_from(["mean", "max"])
 
 
 def clusterattns() -> st.SearchStrategy[ClusterAttn]:
@@ -74,13 +80,16 @@ def clusterattns() -> st.SearchStrategy[ClusterAttn]:
         num_block=st.integers(1, 4) | st.integers(1, 40) | st.just(1_000_000),
         theta=st.just(0.0) | st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
         gap_pool=odd(63),
+        importance=reductions,
     )
 
 
 def methods() -> st.SearchStrategy[MethodConfig]:
     return st.one_of(
         clusterattns(),
-        st.builds(SnapKV, kernel_size=odd(63), pooling=st.sampled_from(["avg", "max"])),
+        st.builds(
+            SnapKV, kernel_size=odd(63), pooling=st.sampled_from(["avg", "max"]), importance=reductions
+        ),
         st.builds(StreamingLLM, initial_tokens=st.integers(0, 80), evict_while_decoding=st.booleans()),
         st.just(TopK()),
         st.builds(H2O, recent_share=st.floats(0, 1), evict_while_decoding=st.booleans()),

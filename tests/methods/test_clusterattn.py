@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, SnapKV
+from clusterprof.methods import ClusterAttn, Observation, SnapKV
 from tests.methods.strategies import UNIT, exact_importances, observed, odd
 from tests.reference.selection import select_clusterattn
 
@@ -32,6 +32,17 @@ def test_follows_the_steps_of_the_reference(
     method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool)
     expected = select_clusterattn(importance[0, 0].tolist(), budget, num_block, theta, gap_pool)
     assert method.select(observed(importance), budget)[0, 0].tolist() == expected
+
+
+@settings(deadline=None)
+@given(mean=exact_importances(longest=40), data=st.data())
+def test_max_goes_by_the_highest_importance_alone(mean: Tensor, data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(0, 1024), min_size=mean.shape[-1], max_size=mean.shape[-1]))
+    budget = data.draw(st.integers(1, mean.shape[-1]))
+    peak = head(counts)
+    method = ClusterAttn(num_block=2, theta=100 * UNIT, importance="max")
+    expected = select_clusterattn(peak[0, 0].tolist(), budget, 2, 100 * UNIT)
+    assert method.select(Observation(mean, 4, peak=peak), budget)[0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("gap_pool", [1, 15])

@@ -15,10 +15,11 @@ ROWS, HEADS = 3, 2
 any_input = settings(max_examples=120, deadline=None)
 
 
-def tensors(observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(observation: Observation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert observation.accumulated is not None
     assert observation.word_starts is not None
-    return observation.importance, observation.accumulated, observation.word_starts
+    assert observation.peak is not None
+    return observation.importance, observation.accumulated, observation.word_starts, observation.peak
 
 
 @any_input
@@ -53,14 +54,14 @@ def test_budget_of_the_whole_prefix_keeps_it(method: Method, observation: Observ
 def test_rows_and_heads_do_not_see_each_other(
     method: Method, observation: Observation, data: st.DataObject
 ) -> None:
-    importance, accumulated, word_starts = tensors(observation)
+    importance, accumulated, word_starts, peak = tensors(observation)
     budget = data.draw(st.integers(1, importance.shape[-1]))
     together = method.select(observation, budget)
     for row in range(ROWS):
         for head in range(HEADS):
             one = slice(row, row + 1), slice(head, head + 1)
             alone = Observation(
-                importance[one], observation.window, accumulated[one], word_starts[row : row + 1]
+                importance[one], observation.window, accumulated[one], word_starts[row : row + 1], peak[one]
             )
             assert torch.equal(method.select(alone, budget)[0, 0], together[row, head])
 
@@ -100,6 +101,7 @@ def test_looks_at_nothing_but_what_it_needs(
         SnapKV(kernel_size=1),
         SnapKV(kernel_size=7),
         SnapKV(kernel_size=7, pooling="max"),
+        SnapKV(importance="max"),
         # Every centre is below theta; clusters would come first.
         ClusterAttn(num_block=2, theta=1),
         H2O(recent_share=0),
@@ -112,6 +114,6 @@ def test_looks_at_nothing_but_what_it_needs(
 def test_equal_importance_keeps_the_lowest_positions(method: Method, height: float) -> None:
     importance = torch.full((ROWS, HEADS, 40), height)
     word_starts = torch.arange(40).expand(ROWS, -1) % 3 == 0
-    observation = Observation(importance, 4, accumulated=importance, word_starts=word_starts)
+    observation = Observation(importance, 4, accumulated=importance, word_starts=word_starts, peak=importance)
     for budget in range(1, 41):
         assert torch.equal(method.select(observation, budget), torch.arange(budget).expand(ROWS, HEADS, -1))

@@ -17,8 +17,8 @@ CAPTURES = [with_importance(attention_like(seed) / 50, WINDOW) for seed in range
 
 # Written down by hand; theta's range is tested apart.
 DECLARED: dict[str, dict[str, Any]] = {
-    "clusterattn": {"num_block": (1, 32), "gap_pool": (1, 63)},
-    "snapkv": {"kernel_size": (1, 63), "pooling": ("avg", "max")},
+    "clusterattn": {"num_block": (1, 32), "gap_pool": (1, 63), "importance": ("mean", "max")},
+    "snapkv": {"kernel_size": (1, 63), "pooling": ("avg", "max"), "importance": ("mean", "max")},
     "topk": {},
     "streaming_llm": {"initial_tokens": (0, 64)},
     "h2o": {"recent_share": (0.1, 0.9)},
@@ -80,7 +80,7 @@ def test_every_point_is_a_valid_method_that_differs_in_what_is_searched_alone(na
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("snapkv", 64), ("topk", 1), ("streaming_llm", 65), ("kmeans", 127), ("ngram", 4)],
+    [("snapkv", 128), ("topk", 1), ("streaming_llm", 65), ("kmeans", 127), ("ngram", 4)],
 )
 def test_finite_spaces_list_each_point_once(name: str, count: int) -> None:
     points = space_of(name).points()
@@ -96,8 +96,9 @@ def test_continuous_spaces_have_no_list(name: str) -> None:
 def test_kernels_are_odd_and_neighbours_are_side_by_side() -> None:
     points = space_of("snapkv").points()
     assert points is not None
-    assert [point["kernel_size"] for point in points] == [n for n in range(1, 64, 2) for _ in range(2)]
-    assert [point["pooling"] for point in points] == ["avg", "max"] * 32
+    assert [point["kernel_size"] for point in points] == [n for n in range(1, 64, 2) for _ in range(4)]
+    assert [point["pooling"] for point in points] == ["avg", "avg", "max", "max"] * 32
+    assert [point["importance"] for point in points] == ["mean", "max"] * 64
 
 
 @settings(deadline=None)

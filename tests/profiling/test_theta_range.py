@@ -12,10 +12,11 @@ from clusterprof.profiling.spaces import theta_range
 LENGTH = 600
 
 
-def with_importance(importance: Tensor, window: int = 32) -> Capture:
-    """A capture of which nothing but the importance ``(layers, kv_heads, length)`` is looked at."""
+def with_importance(importance: Tensor, window: int = 32, peak: Tensor | None = None) -> Capture:
+    """A capture of which nothing but mean and highest importance ``(layers, kv_heads, length)`` is looked at."""
     none = torch.zeros(0)
-    layers = {i: LayerCapture(none, none, each, none, none, none, none) for i, each in enumerate(importance)}
+    pairs = zip(importance, importance if peak is None else peak, strict=True)
+    layers = {i: LayerCapture(none, none, *pair, none, none, none, none) for i, pair in enumerate(pairs)}
     length = importance.shape[-1] + window
     return Capture(layers, {}, length, window, tokens=none, log_probs=none, scaling=1.0)
 
@@ -63,6 +64,15 @@ def test_ends_are_where_theta_stops_to_matter() -> None:
     # Rounded up to one digit from the 95 % quantile of each head's highest importance.
     highest = np.quantile(importance.amax(-1).flatten().double().numpy(), 0.95)
     assert highest <= high <= highest + 10 ** math.floor(math.log10(highest))
+
+
+def test_the_highest_importance_raises_the_high_end_alone() -> None:
+    importance = attention_like() / 50
+    low, high = theta_range([with_importance(importance)], size=256)
+    assert theta_range([with_importance(importance, peak=importance * 4)], size=256) == (
+        low,
+        pytest.approx(4 * high, rel=0.5),
+    )
 
 
 def test_each_captures_own_window_counts() -> None:

@@ -14,19 +14,22 @@ from tests.runtime.subjects import Subject, forward, random_stream
 from tests.tiny import tiny_llama
 
 
-def naive_importance(query: Tensor, key: Tensor, window: int, scaling: float) -> Tensor:
-    """The whole (L x L) attention in float64, query by query, as the definition reads."""
+def naive_importance(query: Tensor, key: Tensor, window: int, scaling: float) -> tuple[Tensor, Tensor]:
+    """Mean and peak of the whole (L x L) attention in float64, query by query, as the definition reads."""
     rows, heads, length, _ = query.shape
     kv_heads = key.shape[1]
     total = torch.zeros(rows, kv_heads, length - window, dtype=torch.float64)
+    peak = total.clone()
     for row in range(rows):
         for head in range(heads):
             kv_head = head * kv_heads // heads
             for position in range(length - window, length):
                 visible = key[row, kv_head, : position + 1].double()
                 weights = (visible @ query[row, head, position].double() * scaling).softmax(-1)
-                total[row, kv_head] += weights[: length - window] / window / (heads // kv_heads)
-    return total
+                weights = weights[: length - window]
+                total[row, kv_head] += weights / window / (heads // kv_heads)
+                peak[row, kv_head] = torch.maximum(peak[row, kv_head], weights)
+    return total, peak
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +43,7 @@ def naive_importance(query: Tensor, key: Tensor, window: int, scaling: float) ->
     spread=st.sampled_from([0.1, 1.0, 6.0]),
     data=st.data(),
 )
-def test_is_the_mean_of_the_windows_attention(
+def test_is_mean_and_peak_of_the_windows_attention(
     rows: int, kv_heads: int, group: int, window: int, prefix: int, spread: float, data: st.DataObject
 ) -> None:
     length = prefix + window
@@ -50,8 +53,9 @@ def test_is_the_mean_of_the_windows_attention(
 
     found = window_importance(query[:, :, -window:], key, scaling=0.3)
     expected = naive_importance(query, key, window, 0.3)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
+    assert all(tensor.dtype == torch.float32 for tensor in found)
+    for mine, naive in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), naive, atol=1e-6, rtol=1e-5)
 
 
 def observed_importance(subject: Subject, prompt: Tensor) -> list[Tensor]:
@@ -59,7 +63,7 @@ def observed_importance(subject: Subject, prompt: Tensor) -> list[Tensor]:
 
     def observe(layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
         window = subject.window
-        found.append(window_importance(query[:, :, -window:], key, scaling=scaling))
+        found.append(window_importance(query[:, :, -window:], key, scaling=scaling)[0])
 
     def begin(cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
         return observe
@@ -90,14 +94,14 @@ def test_sums_to_what_the_window_spends_on_the_prefix() -> None:
     query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 10, 8)
     # All scores equal: the three queries see 8, 9 and 10 tokens.
     expected = torch.full((1, 2, 7), (1 / 8 + 1 / 9 + 1 / 10) / 3)
-    torch.testing.assert_close(window_importance(query, key, scaling=1.0), expected)
+    torch.testing.assert_close(window_importance(query, key, scaling=1.0)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_scores_do_not_overflow(dtype: torch.dtype) -> None:
     # 200 * 200 * 64 is far above what float16 can hold.
     query, key = torch.full((1, 1, 2, 64), 200.0, dtype=dtype), torch.full((1, 1, 6, 64), 200.0, dtype=dtype)
-    importance = window_importance(query, key, scaling=1.0)
+    importance, _ = window_importance(query, key, scaling=1.0)
     assert importance.dtype == torch.float32
     torch.testing.assert_close(importance, torch.full((1, 1, 4), (1 / 5 + 1 / 6) / 2))
 
@@ -106,8 +110,8 @@ def test_inputs_are_left_alone_and_gradients_may_be_on() -> None:
     query = torch.randn(2, 4, 3, 8, requires_grad=True)
     key = torch.randn(2, 2, 9, 8, requires_grad=True)
     before = query.detach().clone(), key.detach().clone()
-    importance = window_importance(query, key, scaling=8**-0.5)
-    torch.autograd.grad(importance.sum(), [query, key])
+    mean, peak = window_importance(query, key, scaling=8**-0.5)
+    torch.autograd.grad((mean + peak).sum(), [query, key])
     assert torch.equal(query, before[0])
     assert torch.equal(key, before[1])
 
@@ -115,7 +119,8 @@ def test_inputs_are_left_alone_and_gradients_may_be_on() -> None:
 def test_nan_is_not_hidden() -> None:
     key = torch.zeros(1, 1, 9, 8)
     key[0, 0, 4] = math.nan
-    assert not bool(window_importance(torch.ones(1, 1, 3, 8), key, scaling=1.0).isfinite().all())
+    mean, _ = window_importance(torch.ones(1, 1, 3, 8), key, scaling=1.0)
+    assert not bool(mean.isfinite().all())
 
 
 def test_eager_and_sdpa_see_the_same(tiny: Subject) -> None:
