@@ -197,7 +197,7 @@ Question = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, max=MOST, help="Longest answer.")]
 Objective = Annotated[
-    Literal["cosine", "cosine_padded", "kl", "agreement", "loss"],
+    Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"],
     typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
 ]
 Trials = Annotated[

@@ -71,7 +71,14 @@ class HeldOutBenchmark:
 
     def _full(self, session: Session, task: Task, capture: Capture) -> Measured:
         tokens: list[int] = capture.tokens[:-1].tolist()
-        scores = {"cosine": 1.0, "cosine_padded": 1.0, "kl": 0.0, "agreement": 1.0, "loss": capture.full_loss}
+        scores = {
+            "cosine": 1.0,
+            "cosine_padded": 1.0,
+            "attention_output": 1.0,
+            "kl": 0.0,
+            "agreement": 1.0,
+            "loss": capture.full_loss,
+        }
         return self._answered(session, task, scores, {}, tokens)
 
     def _at_size(

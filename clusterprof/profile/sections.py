@@ -164,6 +164,8 @@ class Metrics(Section):
     ----------
     cosine, cosine_padded : float
         Attention against the full run's, on the kept positions and on all of them.
+    attention_output : float
+        Cosine of the attention's outputs against the full run's.
     kl : float
         KL(full || compressed) of the next-token distributions, in nats.
     agreement : float
@@ -174,6 +176,7 @@ class Metrics(Section):
 
     cosine: Cosine
     cosine_padded: Cosine
+    attention_output: Cosine
     kl: Divergence
     agreement: Share
     loss: Divergence

@@ -1,4 +1,4 @@
-"""Attention distributions of decoded tokens over what a cache holds, computed from queries and keys."""
+"""Attention of decoded tokens over what a cache holds, computed from queries, keys and values."""
 
 import torch
 from torch import Tensor
@@ -27,3 +27,23 @@ def decode_scores(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     future = torch.ones(decoded, decoded, dtype=torch.bool, device=key.device).triu(1)
     scores[..., scores.shape[-1] - decoded :].masked_fill_(future, -torch.inf)
     return scores
+
+
+def attention_outputs(attention: Tensor, values: Tensor) -> Tensor:
+    """Values weighted by attention, per query head.
+
+    Parameters
+    ----------
+    attention : Tensor
+        float32 ``(heads, decoded, stored + decoded)``.
+    values : Tensor
+        ``(kv_heads, stored + decoded, head_dim)``.
+
+    Returns
+    -------
+    Tensor
+        float32 ``(heads, decoded, head_dim)``.
+    """
+    heads, decoded, _ = attention.shape
+    grouped = attention.reshape(values.shape[0], -1, attention.shape[-1])
+    return (grouped @ values.float()).view(heads, decoded, -1)

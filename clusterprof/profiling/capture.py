@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
 from clusterprof.methods import Observation
-from clusterprof.profiling.attention import decode_scores
+from clusterprof.profiling.attention import attention_outputs, decode_scores
 from clusterprof.profiling.prefill import Prefill, next_token_log_probs, prefill_prompt
 from clusterprof.profiling.prompt_cache import PromptCache
 from clusterprof.runtime.attention import Observer, observe_attention
@@ -34,6 +34,8 @@ class LayerCapture:
     logsumexp, norm : Tensor
         Of each decoded token's scores over prompt and decoded tokens, and the 2-norm of that attention
         distribution, float32 ``(heads, decoded)``.
+    outputs : Tensor
+        Values weighted by that attention, float32 ``(heads, decoded, head_dim)``.
     accumulated : Tensor, optional
         Attention from all queries of the prompt, shaped as ``importance``, for methods that need it.
     """
@@ -46,6 +48,7 @@ class LayerCapture:
     decoded_keys: Tensor
     logsumexp: Tensor
     norm: Tensor
+    outputs: Tensor
     accumulated: Tensor | None = None
 
 
@@ -215,7 +218,7 @@ def _layer_capture(
     keys, values = (tensor[0] for tensor in stored(layer))
     scores = decode_scores(queries, keys, prefill.scaling)
     logsumexp = scores.logsumexp(dim=-1)
-    norm = (scores - logsumexp[..., None]).exp().norm(dim=-1)
+    attention = (scores - logsumexp[..., None]).exp()
     length, peak, accumulated = prefill.prompt_length, observation.peak, observation.accumulated
     assert peak is not None
     return LayerCapture(
@@ -226,6 +229,7 @@ def _layer_capture(
         queries=queries.cpu(),
         decoded_keys=keys[:, length:].cpu(),
         logsumexp=logsumexp.cpu(),
-        norm=norm.cpu(),
+        norm=attention.norm(dim=-1).cpu(),
+        outputs=attention_outputs(attention, values).cpu(),
         accumulated=None if accumulated is None else accumulated[position].cpu(),
     )

@@ -51,13 +51,14 @@ class Evaluator:
 
     def full_scores(self) -> list[Scores]:
         """The full cache against itself: what no method can beat."""
-        return [Scores(1.0, 1.0, 0.0, 1.0, capture.full_loss) for capture in self.captures]
+        return [Scores(1.0, 1.0, 1.0, 0.0, 1.0, capture.full_loss) for capture in self.captures]
 
 
 def _scores(result: Replay) -> Scores:
     return Scores(
         cosine=float(result.cosine.mean()),
         cosine_padded=float(result.cosine_padded.mean()),
+        attention_output=float(result.attention_output.mean()),
         kl=float(result.kl.mean()),
         agreement=float(result.agreement.mean()),
         loss=float(result.loss.mean()),

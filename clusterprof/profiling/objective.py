@@ -6,12 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-ObjectiveName = Literal["cosine", "cosine_padded", "kl", "agreement", "loss"]
+ObjectiveName = Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"]
 
 # Optuna's word for which way is better.
 DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
     "cosine": "maximize",
     "cosine_padded": "maximize",
+    "attention_output": "maximize",
     "kl": "minimize",
     "agreement": "maximize",
     "loss": "minimize",
@@ -24,6 +25,7 @@ class Scores:
 
     cosine: float
     cosine_padded: float
+    attention_output: float
     kl: float
     agreement: float
     loss: float

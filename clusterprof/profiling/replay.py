@@ -4,12 +4,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
-from clusterprof.profiling.attention import decode_scores
+from clusterprof.profiling.attention import attention_outputs, decode_scores
 from clusterprof.profiling.capture import Capture
 from clusterprof.runtime.attention import Observer, observe_attention
+from clusterprof.runtime.cache import stored
 from clusterprof.runtime.transformers_names import CACHE
 
 
@@ -24,6 +27,8 @@ class Replay:
         objective, section 3.4), float32 ``(layers, heads, decoded)``.
     cosine_padded : Tensor
         The same over all positions, with evicted ones counted as 0.
+    attention_output : Tensor
+        Cosine similarity of the attention's outputs, before the heads are mixed, shaped as ``cosine``.
     kl : Tensor
         KL(full || compressed) of the next-token distributions, in nats, ``(decoded,)``.
     agreement : Tensor
@@ -34,6 +39,7 @@ class Replay:
 
     cosine: Tensor
     cosine_padded: Tensor
+    attention_output: Tensor
     kl: Tensor
     agreement: Tensor
     loss: Tensor
@@ -44,8 +50,10 @@ class _Comparer:
     """Compares each layer's attention as the replay's forward passes it."""
 
     capture: Capture
+    cache: Cache
     cosine: list[Tensor] = field(default_factory=list)
     cosine_padded: list[Tensor] = field(default_factory=list)
+    attention_output: list[Tensor] = field(default_factory=list)
 
     def begin(self, cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
         return self.compare
@@ -55,16 +63,21 @@ class _Comparer:
         if layer is None:
             return
         device = key.device
-        stored = key.shape[2] - query.shape[2]
+        kept = key.shape[2] - query.shape[2]
         compressed = decode_scores(query[0], key[0], scaling).softmax(dim=-1)
         # The kept keys are the full run's own; only the keys of the decoded tokens differ between the runs.
-        full_keys = torch.cat([key[0, :, :stored], layer.decoded_keys.to(device)], dim=1)
+        full_keys = torch.cat([key[0, :, :kept], layer.decoded_keys.to(device)], dim=1)
         full_scores = decode_scores(layer.queries.to(device), full_keys, scaling)
         full = full_scores.sub_(layer.logsumexp.to(device)[..., None]).exp_()
         tiny = torch.finfo(torch.float32).tiny
         product = (full * compressed).sum(dim=-1) / compressed.norm(dim=-1)
         self.cosine.append(product / full.norm(dim=-1).clamp(min=tiny))
         self.cosine_padded.append(product / layer.norm.to(device))
+        cache_layer = self.cache.layers[layer_idx]
+        assert isinstance(cache_layer, DynamicLayer)
+        _, values = stored(cache_layer)
+        outputs = attention_outputs(compressed, values[0])
+        self.attention_output.append(cosine_similarity(outputs, layer.outputs.to(device), dim=-1))
 
 
 @torch.inference_mode()
@@ -93,13 +106,13 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
         If a result is not finite; it names the layer.
     """
     cache = capture.prompt_cache.compressed(model, kept[None])
-    comparer = _Comparer(capture)
+    comparer = _Comparer(capture, cache)
     with observe_attention(model, comparer.begin):
         logits = model(
             input_ids=capture.tokens[None, :-1].to(model.device), use_cache=True, **{CACHE: cache}
         ).logits[0]
 
-    cosine, cosine_padded = torch.stack(comparer.cosine), torch.stack(comparer.cosine_padded)
+    cosine = torch.stack(comparer.cosine)
     for i, layer_cosine in zip(capture.layers, cosine, strict=True):
         if not torch.isfinite(layer_cosine).all():
             raise CompressionError(f"The compressed attention of layer {i} is not finite.")
@@ -110,7 +123,8 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
     targets = capture.tokens[1:, None].to(model.device)
     return Replay(
         cosine=cosine,
-        cosine_padded=cosine_padded,
+        cosine_padded=torch.stack(comparer.cosine_padded),
+        attention_output=torch.stack(comparer.attention_output),
         kl=(full.exp() * (full - compressed)).sum(dim=-1),
         agreement=(compressed.argmax(dim=-1) == full.argmax(dim=-1)).float(),
         loss=-compressed.gather(1, targets)[:, 0],

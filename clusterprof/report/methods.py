@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 # Objective, heading, and whether more of it is better.
 _COLUMNS = (
     ("cosine", "cosine", True),
-    ("cosine_padded", "cosine_padded", True),
+    ("cosine_padded", "padded", True),
+    ("attention_output", "output", True),
     ("kl", "KL", False),
-    ("agreement", "agreement", True),
+    ("agreement", "agree", True),
     ("loss", "loss", False),
 )
 _HIGHER_IS_BETTER = {name: higher for name, _, higher in _COLUMNS}
@@ -109,9 +110,7 @@ def _against_default(
         f"on the {samples} prompts it was tuned on."
     ]
     behind = [
-        heading
-        for column, heading, _ in _COLUMNS
-        if column != objective and _gain(default, tuned, column) > 0
+        column for column, _, _ in _COLUMNS if column != objective and _gain(default, tuned, column) > 0
     ]
     if behind:
         sentences.append(f"The default is better on {', '.join(behind)}.")

@@ -60,6 +60,7 @@ _METRICS = (
     Metric("agreement", "share of steps with the same next token"),
     Metric("cosine", "cosine similarity of attention, at the kept positions", digits=4),
     Metric("cosine_padded", "cosine similarity of attention, at all positions", digits=4),
+    Metric("attention_output", "cosine similarity of the attention's output", digits=4),
 )
 _BY_NAME = {metric.name: metric for metric in _METRICS}
 

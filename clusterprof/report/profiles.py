@@ -66,7 +66,7 @@ def profile_summary(profile: "Profile") -> "Group":
     facts = Table.grid(padding=(0, 2))
     for name, text in _facts(profile):
         facts.add_row(name, text)
-    results = Table("method", "parameters", "cosine", "cosine_padded", "KL", "agreement", "loss")
+    results = Table("method", "parameters", "cosine", "cosine_padded", "output", "KL", "agreement", "loss")
     for baseline in profile.results.baselines:
         scores = baseline.metrics.model_dump().values()
         results.add_row(

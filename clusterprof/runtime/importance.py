@@ -36,8 +36,8 @@ def window_importance(query: Tensor, key: Tensor, *, scaling: float) -> tuple[Te
     return attention.mean(dim=(2, 3)), attention.amax(dim=(2, 3))
 
 
-# Most elements of a block of scores: 64 MiB in float32.
-_BLOCK_ELEMENTS = 1 << 24
+# Most elements of a block of scores: 16 MiB in float32, which the last cache of a CPU can hold, or 64 MiB.
+_CPU_BLOCK, _GPU_BLOCK = 1 << 22, 1 << 24
 
 
 def accumulated_attention(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
@@ -65,7 +65,8 @@ def accumulated_attention(query: Tensor, key: Tensor, *, scaling: float) -> Tens
     keys = key.float().transpose(-1, -2)
     positions = torch.arange(length, device=key.device)
     total = key.new_zeros((batch, kv_heads, length), dtype=torch.float32)
-    block = max(1, _BLOCK_ELEMENTS // (batch * heads * length))
+    elements = _CPU_BLOCK if key.device.type == "cpu" else _GPU_BLOCK
+    block = max(1, elements // (batch * heads * length))
     for start in range(0, queries, block):
         part = query[:, :, start : start + block].float() * scaling
         # What comes after the block's last query is not seen by any of it.

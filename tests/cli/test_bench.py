@@ -125,7 +125,8 @@ def test_a_profile_brings_method_size_and_window(
     ours = finished.json()["subjects"][2]
     assert ours["label"] == "profile (snapkv)"
     assert ours["compression"] == {
-        "size": 48, "window": 8, "method": {"name": "snapkv", "kernel_size": 15, "pooling": "avg"},
+        "size": 48, "window": 8,
+        "method": {"name": "snapkv", "kernel_size": 15, "pooling": "avg", "importance": "mean"},
     }  # fmt: skip
 
 

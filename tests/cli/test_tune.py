@@ -19,7 +19,7 @@ from clusterprof.methods import method_names
 from tests.cli.conftest import QUICK, Finished, Run
 
 LABELS = ["tuned", "paper default", "SnapKV", "top-k", "StreamingLLM", "full"]
-SCORES = {"cosine", "cosine_padded", "kl", "agreement", "loss"}
+SCORES = {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
 
 
 def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> None:
@@ -44,7 +44,12 @@ def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished)
     methods = tuned.json()["methods"]
     assert [method["label"] for method in methods] == LABELS
     assert all(method.keys() == {"label", "method"} | SCORES for method in methods)
-    assert methods[2]["method"] == {"name": "snapkv", "kernel_size": 5, "pooling": "avg"}
+    assert methods[2]["method"] == {
+        "name": "snapkv",
+        "kernel_size": 5,
+        "pooling": "avg",
+        "importance": "mean",
+    }
     assert methods[-1]["method"] is None
     assert methods[-1]["cosine"] == 1
 
@@ -87,19 +92,23 @@ def test_another_method_has_a_profile_of_its_own(run: Run, model_folder: Path, d
     document = finished.json()
     path = Path(document["profile"])
     assert path == Path("profiles") / model_folder.name / f"{dataset_file.stem}-48-snapkv.json"
-    assert document["best"]["method"].keys() == {"name", "kernel_size", "pooling"}
+    assert document["best"]["method"].keys() == {"name", "kernel_size", "pooling", "importance"}
     assert document["best"]["objective"] == "kl"
     assert document["best"]["value"] == pytest.approx(document["methods"][0]["kl"])
     labels = ["tuned", "SnapKV default", "ClusterAttn", "top-k", "StreamingLLM", "full"]
     assert [method["label"] for method in document["methods"]] == labels
-    for expected in ("method   snapkv", "-48-snapkv-", "SnapKV's default (kernel_size 5, pooling avg)"):
+    for expected in (
+        "method   snapkv",
+        "-48-snapkv-",
+        "SnapKV's default (kernel_size 5, pooling avg, importance mean)",
+    ):
         assert expected in finished.err
 
     assert run(*command).out.strip() == str(path.with_name(f"{dataset_file.stem}-48.json"))
     listed = run("profiles", "ls", "--json").json()
     assert {entry["method"]["name"] for entry in listed} == {"snapkv", "clusterattn"}
     shown = " ".join(run("profiles", "show", path).out.split())
-    assert "kernel_size 1 to 63, pooling avg or max" in shown
+    assert "kernel_size 1 to 63, pooling avg or max, importance mean or max" in shown
 
 
 def test_a_method_without_parameters_is_evaluated_once(

@@ -20,7 +20,7 @@ def captured(importance: Tensor) -> Capture:
     """Of a prompt with this importance, ``(layers, kv_heads, prefix)``, and nothing else."""
     none = torch.zeros(0)
     layers = {
-        i: LayerCapture(none, none, layer, layer, none, none, none, none)
+        i: LayerCapture(none, none, layer, layer, none, none, none, none, none)
         for i, layer in enumerate(importance)
     }
     length = importance.shape[-1] + WINDOW

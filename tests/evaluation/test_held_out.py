@@ -88,7 +88,14 @@ def test_the_full_cache_is_its_own_measure(tmp_path: Path) -> None:
     found = measure(session, task, [full])[full]
     assert found.text == session.tokenizer.decode(answer, skip_special_tokens=True)
     loss = session.capture(task, WINDOW).full_loss
-    expected = {"cosine": 1, "cosine_padded": 1, "kl": 0, "agreement": 1, "length": len(found.text or "")}
+    expected = {
+        "cosine": 1,
+        "cosine_padded": 1,
+        "attention_output": 1,
+        "kl": 0,
+        "agreement": 1,
+        "length": len(found.text or ""),
+    }
     assert found.scores == {**expected, "loss": pytest.approx(loss)}
 
 
@@ -108,7 +115,8 @@ def test_without_a_score_nothing_is_generated(tmp_path: Path) -> None:
     found = measure(session, task, entering, HeldOutBenchmark(None, 16))
     assert [it.text for it in found.values()] == [None, None]
     assert all(
-        it.scores.keys() == {"cosine", "cosine_padded", "kl", "agreement", "loss"} for it in found.values()
+        it.scores.keys() == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+        for it in found.values()
     )
 
 

@@ -55,6 +55,7 @@ def document() -> Document:
                     "metrics": {
                         "cosine": 1.0,
                         "cosine_padded": 1.0,
+                        "attention_output": 1.0,
                         "kl": 0.0,
                         "agreement": 1.0,
                         "loss": 0.5,

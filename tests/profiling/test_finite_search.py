@@ -33,7 +33,7 @@ class Scripted(Evaluator):
     def scores(self, compression: Compression) -> list[Scores]:
         self.asked.append(compression.method)
         value = self.value(compression.method)
-        return [Scores(value, 0.2, 0.3, 0.4, 0.5)]
+        return [Scores(value, 0.2, 0.3, 0.3, 0.4, 0.5)]
 
 
 def run(

@@ -63,6 +63,7 @@ def test_keeping_everything_changes_nothing(real_model: RealModel, found: Captur
     result = replay(real_model[0], found, torch.arange(TOKENS).expand(30, 3, -1))
     assert float(result.cosine.min()) > 1 - 1e-4
     assert float(result.cosine_padded.min()) > 1 - 1e-4
+    assert float(result.attention_output.min()) > 1 - 1e-4
     assert float(result.kl.abs().max()) < 1e-4
     assert bool((result.agreement == 1).all())
 

@@ -76,6 +76,7 @@ def test_keeping_everything_changes_nothing(build: Callable[..., PreTrainedModel
     ones = torch.ones_like(result.cosine)
     torch.testing.assert_close(result.cosine, ones, atol=1e-5, rtol=0)
     torch.testing.assert_close(result.cosine_padded, ones, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.attention_output, ones, atol=1e-5, rtol=0)
     assert float(result.kl.abs().max()) < 1e-5
     assert bool((result.agreement == 1).all())
     assert float(result.loss.mean()) == pytest.approx(found.full_loss, abs=1e-5)

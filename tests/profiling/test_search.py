@@ -43,7 +43,7 @@ class Scripted(Evaluator):
         assert (compression.size, compression.window) == (256, 32)
         self.asked.append((method.num_block, method.theta))
         value = self.value(method.num_block, method.theta)
-        return [Scores(value - d, 0.2, value - d, 0.4, 0.5) for d in (-0.125, 0.125)]
+        return [Scores(value - d, 0.2, 0.3, value - d, 0.4, 0.5) for d in (-0.125, 0.125)]
 
 
 def smooth(num_block: int, theta: float) -> float:
@@ -104,7 +104,14 @@ def test_the_paper_default_comes_first_and_the_best_is_no_worse() -> None:
 def test_all_scores_of_a_trial_are_recorded() -> None:
     study = in_memory()
     (trial,) = run(study, Scripted(lambda num_block, theta: 0.75), 1)
-    expected = {"cosine": 0.75, "cosine_padded": 0.2, "kl": 0.75, "agreement": 0.4, "loss": 0.5}
+    expected = {
+        "cosine": 0.75,
+        "cosine_padded": 0.2,
+        "attention_output": 0.3,
+        "kl": 0.75,
+        "agreement": 0.4,
+        "loss": 0.5,
+    }
     assert trial.value == 0.75
     assert trial.user_attrs == expected
 

@@ -16,7 +16,9 @@ def with_importance(importance: Tensor, window: int = 32, peak: Tensor | None = 
     """A capture of which nothing but mean and highest importance ``(layers, kv_heads, length)`` is looked at."""
     none = torch.zeros(0)
     pairs = zip(importance, importance if peak is None else peak, strict=True)
-    layers = {i: LayerCapture(none, none, *pair, none, none, none, none) for i, pair in enumerate(pairs)}
+    layers = {
+        i: LayerCapture(none, none, *pair, none, none, none, none, none) for i, pair in enumerate(pairs)
+    }
     length = importance.shape[-1] + window
     return Capture(layers, {}, length, window, tokens=none, log_probs=none, scaling=1.0)
 

@@ -24,6 +24,8 @@ class NaiveTrial:
     cosine_padded
         (layers, query_heads, steps): the same over all positions, where evicted ones are 0 in the
         compressed run.
+    attention_output
+        (layers, query_heads, steps): cosine of what each head gives to the output projection.
     kl
         (steps,): KL(full || compressed) of the next-token distributions, in nats.
     agreement
@@ -35,6 +37,7 @@ class NaiveTrial:
 
     cosine: Tensor
     cosine_padded: Tensor
+    attention_output: Tensor
     kl: Tensor
     agreement: Tensor
     loss: Tensor
@@ -42,9 +45,10 @@ class NaiveTrial:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The attention distributions and next-token log-probabilities of one run."""
+    """The attention distributions, their outputs and next-token log-probabilities of one run."""
 
     attention: list[Tensor]  # one per step: (layers, query_heads, tokens in the cache at that step)
+    outputs: Tensor  # (steps, layers, query_heads, head_dim), float64
     log_probs: Tensor  # (steps, vocabulary), float64
 
 
@@ -100,6 +104,7 @@ def trial_against(
     return NaiveTrial(
         cosine=torch.stack(cosines, dim=-1),
         cosine_padded=torch.stack(padded, dim=-1),
+        attention_output=torch.cosine_similarity(full.outputs, compressed.outputs, dim=-1).permute(1, 2, 0),
         kl=(full.log_probs.exp() * (full.log_probs - compressed.log_probs)).sum(-1),
         agreement=(compressed.log_probs.argmax(-1) == greedy_next).double(),
         loss=-compressed.log_probs.gather(-1, greedy_next[:, None])[:, 0],
@@ -147,8 +152,8 @@ def _decode(
     first_position: int | None = None,
 ) -> Decoded:
     """Feed the tokens singly; with `first_position` they sit there and see every slot of the cache."""
-    attention, log_probs = [], []
-    with _eager_attention(model):
+    attention, outputs, log_probs = [], [], []
+    with _eager_attention(model), _projected(model) as projected:
         for step, token in enumerate(forced_tokens):
             placement = {}
             if first_position is not None:
@@ -165,8 +170,11 @@ def _decode(
                 **placement,
             )
             attention.append(torch.stack([weights[0, :, 0] for weights in output.attentions]))
+            heads = attention[-1].shape[1]
+            outputs.append(torch.stack([each.view(heads, -1).double() for each in projected]))
+            projected.clear()
             log_probs.append(output.logits[0, -1].double().log_softmax(-1))
-    return Decoded(attention, torch.stack(log_probs))
+    return Decoded(attention, torch.stack(outputs), torch.stack(log_probs))
 
 
 def _cosines(full: Tensor, compressed: Tensor, kept: Tensor, prompt_length: int) -> tuple[Tensor, Tensor]:
@@ -178,6 +186,22 @@ def _cosines(full: Tensor, compressed: Tensor, kept: Tensor, prompt_length: int)
     dot = (full_kept * compressed).sum(-1)
     norm = compressed.norm(dim=-1)
     return dot / (full_kept.norm(dim=-1) * norm), dot / (full.norm(dim=-1) * norm)
+
+
+@contextmanager
+def _projected(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Collects what each layer's output projection is given, one token's heads side by side."""
+    given: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0][0, -1]))
+        for name, module in model.named_modules()
+        if name.endswith("o_proj")
+    ]
+    try:
+        yield given
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from clusterprof.profile import Baseline, Compression, Metrics, Profile
 from clusterprof.report.profiles import profile_summary, profiles_table
 from tests.profile.examples import profile
 
-METRICS = Metrics(cosine=0.9, cosine_padded=0.8, kl=0.1, agreement=0.7, loss=1.5)
+METRICS = Metrics(cosine=0.9, cosine_padded=0.8, attention_output=0.85, kl=0.1, agreement=0.7, loss=1.5)
 
 
 def carrying(method: MethodConfig, space: dict[str, Any]) -> Profile:
@@ -34,13 +34,13 @@ def rendered(renderable: Any) -> str:
         (
             ClusterAttn(num_block=4, theta=0.003),
             {"num_block": (1, 32), "theta": (1e-5, 0.02)},
-            "clusterattn: num_block 4, theta 0.003, gap_pool 15",
+            "clusterattn: num_block 4, theta 0.003, gap_pool 15, importance mean",
             "num_block 1 to 32, theta 1e-05 to 0.02; 30 trials",
         ),
         (
             SnapKV(kernel_size=15, pooling="max"),
             {"kernel_size": (1, 63), "pooling": ("avg", "max")},
-            "snapkv: kernel_size 15, pooling max",
+            "snapkv: kernel_size 15, pooling max, importance mean",
             "kernel_size 1 to 63, pooling avg or max; 30 trials",
         ),
         (
@@ -71,12 +71,12 @@ def test_baselines_are_shown_with_their_parameters() -> None:
     results = base.results.model_copy(update={"baselines": tuple(baselines)})
     shown = rendered(profile_summary(base.model_copy(update={"results": results})))
     for row in (
-        "snapkv │ kernel_size 5, pooling avg │ 0.9000",
+        "snapkv │ kernel_size 5, pooling avg, importance mean │ 0.9000",
         "topk │ │ 0.9000",
         "h2o │ recent_share 0.5 │",
     ):
         assert row in shown
-    assert "full │ │ 0.9000 │ 0.8000 │ 0.1000 │ 0.7000 │ 1.5000" in shown
+    assert "full │ │ 0.9000 │ 0.8000 │ 0.8500 │ 0.1000 │ 0.7000 │ 1.5000" in shown
 
 
 def test_what_was_left_out_is_told() -> None:

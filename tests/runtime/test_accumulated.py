@@ -92,7 +92,7 @@ def assert_same_sums(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_equals_the_sums_of_the_full_matrix(
     tiny: Subject, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importance, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(importance, "_CPU_BLOCK", block)
     found = observed_sums(tiny.model, [tiny.prompt(60)])
     expected = sums_of_the_matrix(tiny.model, tiny.prompt(60))
     assert_same_sums(found, expected)
@@ -103,7 +103,7 @@ def test_equals_the_sums_of_the_full_matrix(
 @BLOCKS
 @pytest.mark.parametrize("lengths", [[20, 20, 20], [1, 58, 1], [33, 27]], ids=str)
 def test_pieces_add_up(lengths: list[int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importance, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(importance, "_CPU_BLOCK", block)
     model = tiny_qwen3()
     assert_same_sums(
         observed_sums(model, list(torch.split(PROMPT, lengths, dim=1))), sums_of_the_matrix(model, PROMPT)
@@ -112,7 +112,7 @@ def test_pieces_add_up(lengths: list[int], block: int, monkeypatch: pytest.Monke
 
 @BLOCKS
 def test_rows_of_a_batch_by_hand(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importance, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(importance, "_CPU_BLOCK", block)
     # All scores equal: query i gives 1 / (i + 1) to each token up to its own.
     found = accumulated_attention(torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 3, 8), scaling=1.0)
     expected = torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
