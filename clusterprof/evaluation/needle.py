@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from clusterprof.data.builtin.generator import fit_row
-from clusterprof.data.builtin.needle import CITIES
+from clusterprof.data.builtin.needle import CITIES, KINDS, Needle
 from clusterprof.data.builtin.prose import sentences, split_sentences
-from clusterprof.data.rows import Row, question_row
+from clusterprof.data.rows import Row
 from clusterprof.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from clusterprof.evaluation.tasks import Labels, Task, TaskMaker
-
-MAX_NEW_TOKENS = 32
-FOODS = ("a sandwich", "a bowl of noodles", "an apple pie", "a plate of dumplings", "a cheese omelette")
-PLACES = ("Dolores Park", "Harbour Square", "the Botanical Garden", "Castle Meadow", "the Old Orchard")
-
-
-@dataclass(frozen=True)
-class Needle:
-    """A sentence to hide, the question it answers, and what the answer has to hold."""
-
-    kind: str
-    statement: str
-    question: str
-    answer: str
-
-
-def _number(rng: Random, city: str) -> Needle:
-    number = str(rng.randrange(10**4, 10**7))
-    return Needle(
-        "number",
-        f"The special magic number for {city} is: {number}.",
-        f"What is the special magic number for {city} mentioned in the text above?",
-        number,
-    )
-
-
-def _activity(rng: Random, city: str) -> Needle:
-    food, place = rng.choice(FOODS), rng.choice(PLACES)
-    return Needle(
-        "activity",
-        f"The best thing to do in {city} is eat {food} and sit in {place} on a sunny day.",
-        f"What is the best thing to do in {city}, according to the text above?",
-        place.removeprefix("the "),
-    )
-
-
-def _departure(rng: Random, city: str) -> Needle:
-    time = f"{rng.randrange(18, 24)}:{rng.randrange(10, 60)}"
-    return Needle(
-        "departure",
-        f"The night train to {city} leaves from platform {rng.randrange(1, 20)} at {time}.",
-        f"At what time does the night train to {city} leave, according to the text above?",
-        time,
-    )
-
-
-KINDS = (_number, _activity, _departure)
 
 
 def needle_tasks(
@@ -124,11 +77,7 @@ def _row(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Row:
     def make(units: int) -> Row:
-        hay = [text[(start + offset) % len(text)] for offset in range(units)]
-        hay.insert(round(depth * units), needle.statement)
-        return question_row(
-            " ".join(hay), needle.question, answers=(needle.answer,), max_new_tokens=MAX_NEW_TOKENS
-        )
+        return needle.hidden([text[(start + offset) % len(text)] for offset in range(units)], depth)
 
     row, _ = fit_row(make, tokenizer, tokens)
     if row is None:

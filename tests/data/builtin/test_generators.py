@@ -90,19 +90,35 @@ def test_the_query_is_the_question(
 
 def test_the_needle_is_at_a_sentence_end_and_at_any_depth(datasets: dict[str, Dataset]) -> None:
     depths = []
+    # How the sentence that answers a question begins, and how it ends.
+    ends = {
+        r"What is the special magic number for (\w+) mentioned": (
+            "The special magic number for",
+            r"\d{5,7}\.",
+        ),
+        r"What is the best thing to do in (\w+),": (
+            "The best thing to do in",
+            r"[A-Z][\w ]+ on a sunny day\.",
+        ),
+        r"At what time does the night train to (\w+) leave,": ("The night train to", r"\d\d:\d\d\."),
+    }
+    kinds = set()
     for row in datasets["needle"].rows:
-        (number,) = row.answers
-        assert re.fullmatch(r"\d{5,7}", number)
-        before, found, after = row.context.partition(f"is: {number}.")
-        assert found
-        city = re.fullmatch(r"What is the special magic number for (\w+) .*\?", row.question)
-        assert city is not None
-        needle_start = f"The special magic number for {city[1]} "
-        assert before.endswith(needle_start)
-        before = before.removesuffix(needle_start).strip()
+        (answer,) = row.answers
+        kind, city = next((kind, found[1]) for kind in ends if (found := re.match(kind, row.question)))
+        kinds.add(kind)
+        begin, end = ends[kind]
+        before, needle_start, rest = row.context.partition(f"{begin} {city} ")
+        assert needle_start
+        inside, found_answer, after = rest.partition(answer)
+        assert found_answer
+        assert "." not in inside
+        assert re.match(end, answer + after)
+        before = before.strip()
         assert before == "" or before[-1] in ".!?"
-        assert number not in before + after
+        assert answer not in before + after
         depths.append(len(before) / len(row.context))
+    assert kinds == ends.keys()
     assert min(depths) < 0.1
     assert max(depths) > 0.9
     assert len({row.question for row in datasets["needle"].rows}) == 40
