@@ -62,6 +62,8 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     needs: ClassVar[frozenset[Need]] = frozenset()
+    # Raise it in a subclass when the same parameters select other positions than before.
+    version: ClassVar[int] = 1
 
     @classmethod
     def paper_default(cls, size: int) -> Self:
