@@ -15,8 +15,9 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.collect import capture_and_save
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import mean_scores
+from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.spaces import theta_range
-from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.profiling.store import CaptureStore
 
 THETAS = (1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0)
 WINDOW, DECODE_TOKENS = 32, 64
@@ -53,8 +54,8 @@ def _print_row(evaluator: Evaluator, size: int, method: MethodConfig, first: str
 
 def _evaluator(samples: int) -> Evaluator:
     model, tokenizer = load_model("builtin")
-    key = fingerprint(model, decode_tokens=DECODE_TOKENS)
-    store = CaptureStore(cache_dir() / "captures", key)
+    origin = Origin.of(model, tokenizer, decode_tokens=DECODE_TOKENS)
+    store = CaptureStore(cache_dir() / "captures", origin)
     captures = []
     for row in sample_rows(load_dataset("needle", tokenizer=tokenizer), samples=samples):
         prompt = build_prompt(row, tokenizer, max_tokens=8000)
@@ -64,7 +65,6 @@ def _evaluator(samples: int) -> Evaluator:
             prompt,
             store,
             window=WINDOW,
-            decode_tokens=DECODE_TOKENS,
             accumulate=False,
         )
         captures.append(capture)

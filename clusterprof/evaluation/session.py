@@ -16,8 +16,9 @@ from clusterprof.evaluation.decode import greedy
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.profiling.capture import Capture, end_tokens
 from clusterprof.profiling.collect import capture_and_save
+from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.prefill import next_token_log_probs, prefill_prompt
-from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.profiling.store import CaptureStore
 from clusterprof.runtime import compress
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.selection import kept_positions
@@ -40,7 +41,7 @@ class Session:
     Attributes
     ----------
     captures : CaptureStore
-        Its fingerprint is one of the model and of the decode length.
+        Its fingerprint is one of the model, the tokenizer and the decode length.
     """
 
     model: PreTrainedModel
@@ -57,7 +58,8 @@ class Session:
         decode_tokens: int = 0,
     ) -> Session:
         """A session whose captures decode so many tokens and are kept in the cache folder."""
-        store = CaptureStore(cache_dir / "captures", fingerprint(model, decode_tokens=decode_tokens))
+        origin = Origin.of(model, tokenizer, decode_tokens=decode_tokens)
+        store = CaptureStore(cache_dir / "captures", origin)
         return cls(model, tokenizer, store)
 
     def run(
@@ -119,7 +121,6 @@ class Session:
             task.prompt,
             self.captures,
             window=window,
-            decode_tokens=task.max_new_tokens,
             accumulate=accumulate,
         )
 

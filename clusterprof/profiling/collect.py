@@ -118,6 +118,7 @@ def capture_all(
     """
     result = Captured()
     accumulate = "accumulated" in needs
+    told = False
     for prompt in prompts:
         started, seconds = time.monotonic(), 0.0
         window = _window(prompt, settings)
@@ -131,7 +132,6 @@ def capture_all(
                     prompt,
                     store,
                     window=window,
-                    decode_tokens=settings.decode_tokens,
                     accumulate=accumulate,
                 )
             except Exception as failure:
@@ -145,6 +145,9 @@ def capture_all(
             result.prompts.append(prompt)
             result.captures.append(capture)
         listener.captured(prompt, seconds, error)
+        if not told and store.held_bytes > store.limit_bytes:
+            listener.over_limit(store.limit_bytes)
+            told = True
     if not result.captures:
         raise ClusterprofError(
             f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
@@ -159,7 +162,6 @@ def capture_and_save(
     store: CaptureStore,
     *,
     window: int,
-    decode_tokens: int,
     accumulate: bool,
 ) -> Capture:
     """Capture a prompt; the file is then the only copy, and the page cache the only memory it takes.
@@ -176,7 +178,7 @@ def capture_and_save(
         model,
         input_ids,
         window=window,
-        decode_tokens=decode_tokens,
+        decode_tokens=store.origin.decode_tokens,
         end_tokens=end_tokens(model, tokenizer),
         accumulate=accumulate,
         word_starts=starts_of_words(tokenizer, input_ids[0]),

@@ -8,6 +8,9 @@ import numpy as np
 
 ObjectiveName = Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"]
 
+# Raise it when the same kept positions get other scores than before.
+VERSION = 1
+
 # Optuna's word for which way is better.
 DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
     "cosine": "maximize",

@@ -2,8 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
@@ -12,6 +14,7 @@ from clusterprof.errors import ClusterprofError, CompressionError, spares_the_ru
 from clusterprof.profile.fields import without_credentials
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
+from clusterprof.profiling.origin import FOR_PEOPLE
 from clusterprof.profiling.spaces import Point, SearchSpace
 
 
@@ -20,8 +23,15 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
-def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: str) -> optuna.Study:
+def open_study(
+    name: str, storage: str, objective: ObjectiveName, made_with: Mapping[str, str | int]
+) -> optuna.Study:
     """Create a study or go on with it.
+
+    Parameters
+    ----------
+    made_with : mapping of str to str or int
+        All that the values of its trials depend on, in parts; kept as the study's user attribute of that name.
 
     Raises
     ------
@@ -36,7 +46,7 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
         study = optuna.create_study(
             study_name=name, storage=backend, direction=DIRECTIONS[objective], load_if_exists=True
         )
-        known = study.user_attrs.get("fingerprint")
+        known = study.user_attrs.get("made_with")
         is_new = (
             not study.get_trials(deepcopy=False) and study.direction.name.lower() == DIRECTIONS[objective]
         )
@@ -46,13 +56,34 @@ def open_study(name: str, storage: str, objective: ObjectiveName, fingerprint: s
             f"The study storage {shown} cannot be opened ({reason}); name another one with --storage."
         ) from error
     if known is None and is_new:
-        study.set_user_attr("fingerprint", fingerprint)
-    elif known != fingerprint:
+        study.set_user_attr("made_with", dict(made_with))
+        return study
+    if not isinstance(known, dict):
         raise ClusterprofError(
-            f"The study {name!r} in {shown} was made with another model, data, window, size, method, decode "
-            "length, objective or seed, so its trials cannot be continued; choose another name with --study."
+            f"The study {name!r} in {shown} does not say what it was made with (another program made it, or another "
+            "version of this one), so its trials cannot be continued; choose another name with --study."
+        )
+    differences = what_differs(known, made_with)
+    if differences:
+        raise ClusterprofError(
+            f"The study {name!r} in {shown} was made with {'; '.join(differences)}, so its trials cannot be "
+            "continued; choose another name with --study."
         )
     return study
+
+
+def what_differs(known: Mapping[str, object], now: Mapping[str, str | int]) -> list[str]:
+    """What a study was made with and is not so now, such as "window 32, now 64" and "other prompts"."""
+    # Whatever it is called.
+    same_model = known.get("weights") == now.get("weights")
+    differences = []
+    for part, value in now.items():
+        before = known.get(part)
+        if before != value and not (same_model and part in FOR_PEOPLE):
+            name = part.replace("_", " ")
+            hashed = str(value).startswith("sha256:")
+            differences.append(f"other {name}" if hashed else f"{name} {before}, now {value}")
+    return differences
 
 
 def search(
@@ -80,9 +111,7 @@ def search(
         Called after each trial, finished or failed.
     """
     _enqueue(study, space.first)
-    # A resumed study must not draw the same start-up points again.
-    draws = seed * 100_003 + len(study.get_trials(deepcopy=False))
-    sampler = _UntriedPoints(space, seed=draws % 2**32)
+    sampler = _UntriedPoints(space, seed)
     study.sampler = sampler
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failures = 0
@@ -109,10 +138,11 @@ def search(
         on_trial(study.get_trials(deepcopy=False)[trial.number])
 
 
-class _UntriedPoints(optuna.samplers.TPESampler):
+class _UntriedPoints(optuna.samplers.BaseSampler):
     """TPE that, where a space has finitely many points, tries each of them at most once.
 
-    TPE alone repeats itself there: of 50 draws from 64 points, a third to a half had been drawn before.
+    TPE alone repeats itself there: of 50 draws from 64 points, a third to a half had been drawn before. Every trial
+    draws from a seed of its own, so neither a resumed search nor one that joins it repeats a draw.
 
     Attributes
     ----------
@@ -121,13 +151,24 @@ class _UntriedPoints(optuna.samplers.TPESampler):
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
-        super().__init__(seed=seed)
-        self._space, self._points = space, space.points()
+        self._space, self._points, self._seed = space, space.points(), seed
+        self._tpe: optuna.samplers.TPESampler
         self.failed: list[Point] = []
 
     def has_more(self, study: optuna.Study) -> bool:
         """Whether there is a point left to try."""
         return self._points is None or bool(self._untried(study))
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Start the random numbers of this trial."""
+        (seed,) = np.random.SeedSequence((self._seed, trial.number)).generate_state(1)
+        self._tpe = optuna.samplers.TPESampler(seed=int(seed))
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """What TPE proposes."""
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial

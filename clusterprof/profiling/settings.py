@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from clusterprof.profile import Window
+from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.objective import ObjectiveName
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class TuneSettings:
         Seconds for the search.
     fraction, samples : float, int or None
         Share or number of rows to tune on.
+    capture_memory : int
+        Bytes that the files of all captures may take together, see
+        :class:`clusterprof.profiling.store.CaptureStore`.
     study, storage : str, optional
         Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
     """
@@ -47,6 +51,7 @@ class TuneSettings:
     samples: int | None = None
     seed: int = 0
     objective: ObjectiveName = "cosine"
+    capture_memory: int = LIMIT_BYTES
     study: str | None = None
     storage: str | None = None
     tokens: int | None = None
@@ -60,6 +65,9 @@ class TuneListener(Protocol):
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""
+
+    def over_limit(self, limit_bytes: int) -> None:
+        """This run's captures alone take more than ``capture_memory``; they are kept nevertheless."""
 
     def searching(self, study: str, storage: str, done: int, trials: int) -> None:
         """The search starts; ``done`` of ``trials`` trials are there from before."""

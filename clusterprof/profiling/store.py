@@ -1,28 +1,24 @@
 """Captures on disk: one memory-mapped safetensors file per prompt, keyed by all that determines it."""
 
 import hashlib
-import json
 import os
+import zlib
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from clusterprof.errors import ClusterprofError
 from clusterprof.profiling.capture import Capture, LayerCapture
+from clusterprof.profiling.capture_files import LIMIT_BYTES, VERSION, CaptureHeader, capture_files, delete
+from clusterprof.profiling.origin import Origin
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-# Raise it when what a capture holds, or how it is computed, changes.
-VERSION = 4
 _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 
 
@@ -30,21 +26,35 @@ _LAYER_FIELDS = tuple(field.name for field in fields(LayerCapture))
 class CaptureStore:
     """The captures of one model under one decode length.
 
-    Files of the least recently used captures are deleted when all of them together exceed ``limit_bytes``.
+    Files of the least recently used captures are deleted when all of them together exceed ``limit_bytes``, but
+    none of a capture that this process holds: that would free nothing before it ends.
 
     Attributes
     ----------
     folder : Path
         Shared by all models; created when the first capture is saved.
-    fingerprint : str
-        Of model, decode length and library versions; see :func:`fingerprint`.
+    origin : Origin
+        What the captures come from.
     limit_bytes : int
         For the whole folder.
     """
 
     folder: Path
-    fingerprint: str
-    limit_bytes: int = 20 * 2**30
+    origin: Origin
+    limit_bytes: int = LIMIT_BYTES
+    _held: WeakValueDictionary[Path, Capture] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of what the captures come from."""
+        return self.origin.fingerprint
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of the files of all captures that this process holds."""
+        return sum(file.bytes for file in capture_files(self.folder) if file.path in self._held)
 
     def path(self, input_ids: tuple[int, ...], window: int, *, accumulated: bool = False) -> Path:
         """File of a prompt's capture under a window of so many tokens, whether or not it exists."""
@@ -57,8 +67,8 @@ class CaptureStore:
 
         One with accumulated attention serves those that do not need it, too.
         """
-        found = _load(self.path(input_ids, window, accumulated=True))
-        return found if found or accumulated else _load(self.path(input_ids, window))
+        found = self._load(self.path(input_ids, window, accumulated=True))
+        return found if found or accumulated else self._load(self.path(input_ids, window))
 
     def save(self, input_ids: tuple[int, ...], capture: Capture) -> Capture:
         """Write a capture and return it memory-mapped; the file is whole or absent.
@@ -71,14 +81,19 @@ class CaptureStore:
         accumulated = capture.observation.accumulated is not None
         path = self.path(input_ids, capture.window, accumulated=accumulated)
         temporary = path.with_suffix(f".{uuid4().hex}.tmp")
-        header = {
-            "prompt_length": capture.prompt_length,
-            "window": capture.window,
-            "scaling": capture.scaling,
-        }
+        header = CaptureHeader(
+            version=VERSION,
+            model=self.origin.model,
+            prompt_length=capture.prompt_length,
+            window=capture.window,
+            decoded=len(capture.log_probs),
+            scaling=capture.scaling,
+        ).model_dump_json()
+        tensors = _to_tensors(capture)
+        metadata = {"capture": header, "checksum": _checksum(header, tensors)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(_to_tensors(capture), temporary, metadata={"capture": json.dumps(header)})
+            save_file(tensors, temporary, metadata=metadata)
             temporary.replace(path)
         except (OSError, SafetensorError) as error:
             raise ClusterprofError(
@@ -88,74 +103,50 @@ class CaptureStore:
         finally:
             with suppress(OSError):
                 temporary.unlink()
-        self._trim(keep=path)
-        # Another process may already have deleted it to stay within the limit.
-        return _load(path) or capture
+        # Another process may delete it at once to stay within the limit.
+        saved = self._load(path) or capture
+        self._trim()
+        return saved
 
-    def _trim(self, keep: Path) -> None:
-        files = []
-        # Everything in the folder: also what a killed process left half written.
-        for file in self.folder.iterdir():
-            # Another process may be deleting, too.
-            with suppress(FileNotFoundError):
-                status = file.stat()
-                files.append((status.st_mtime, status.st_size, file))
-        excess = sum(size for _, size, _ in files) - self.limit_bytes
-        for _, size, file in sorted(files):
+    def _load(self, path: Path) -> Capture | None:
+        capture = _load(path)
+        if capture is not None:
+            self._held[path] = capture
+        return capture
+
+    def _trim(self) -> None:
+        files = capture_files(self.folder)
+        excess = sum(file.bytes for file in files) - self.limit_bytes
+        for file in files:
             if excess <= 0:
                 return
-            if file != keep:
-                excess -= size
-                with suppress(OSError):
-                    file.unlink()
+            if file.path not in self._held and not file.busy:
+                delete([file])
+                excess -= file.bytes
 
 
 def _load(path: Path) -> Capture | None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            header = json.loads(file.metadata()["capture"])
-        capture = _from_tensors(tensors, header)
-        observation = capture.observation
-        numbers = [observation.importance, observation.accumulated, capture.log_probs]
-        if not all(number is None or bool(torch.isfinite(number).all()) for number in numbers):
+            metadata = file.metadata()
+        header = CaptureHeader.model_validate_json(metadata["capture"])
+        if metadata["checksum"] != _checksum(metadata["capture"], tensors):
             return None
+        capture = _from_tensors(tensors, header)
         os.utime(path)
         return capture
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
 
-def fingerprint(model: "PreTrainedModel", *, decode_tokens: int) -> str:
-    """SHA-256 over what a run of a model depends on besides its prompt and window.
-
-    A model is recognised by its configuration and by sums over each of its tensors, so a folder whose files
-    changed is another model, and a copy under another name is the same one.
-    """
-    digest = hashlib.sha256()
-    # Buffers too: quantized models keep their weights in them.
-    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
-        flat = tensor.detach().flatten()
-        # Rounded, since the last digits of a sum depend on the number of threads.
-        sums = [f"{part.sum(dtype=torch.float64).item():.8g}" for part in (flat, flat[::2])]
-        some = flat[:: max(1, flat.numel() // 16)][:16].to(torch.float64).tolist()
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{sums}{some}".encode())
-    # RoPE settings, sliding windows and end tokens change a capture and are no parameters.
-    digest.update(json.dumps(_unnamed(model.config.to_dict()), sort_keys=True, default=str).encode())
-    end_tokens = model.generation_config.eos_token_id if model.generation_config else None
-    backend = model.config._attn_implementation
-    versions = f"{torch.__version__} {transformers.__version__}"
-    digest.update(f"{versions} {model.device.type} {backend} {decode_tokens} {end_tokens}".encode())
-    return digest.hexdigest()
-
-
-def _unnamed(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration, and those inside it, without where it was loaded from."""
-    return {
-        key: _unnamed(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key != "_name_or_path"
-    }
+def _checksum(header: str, tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of all that a file holds; for 100 MB it takes less than 0.1 s, most of it to map what a replay needs."""
+    value = zlib.crc32(header.encode())
+    for name in sorted(tensors):
+        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(tensors[name].flatten().view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
 
 
 def _to_tensors(capture: Capture) -> dict[str, Tensor]:
@@ -174,7 +165,7 @@ def _to_tensors(capture: Capture) -> dict[str, Tensor]:
     return tensors
 
 
-def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Capture:
+def _from_tensors(tensors: dict[str, Tensor], header: CaptureHeader) -> Capture:
     def indices(kind: str) -> list[int]:
         return sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
 
@@ -194,10 +185,10 @@ def _from_tensors(tensors: dict[str, Tensor], header: dict[str, float]) -> Captu
         sliding={
             i: (tensors[f"sliding.{i}.keys"], tensors[f"sliding.{i}.values"]) for i in indices("sliding")
         },
-        prompt_length=int(header["prompt_length"]),
-        window=int(header["window"]),
+        prompt_length=header.prompt_length,
+        window=header.window,
         tokens=tensors["tokens"],
         log_probs=tensors["log_probs"],
-        scaling=float(header["scaling"]),
+        scaling=header.scaling,
         word_starts=tensors.get("word_starts"),
     )

@@ -1,9 +1,9 @@
 """Tune: data in, profile out. Captures every sample once, searches on the captures, and compares methods."""
 
-import hashlib
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,17 @@ from clusterprof.data import Dataset, Prompt, sample_rows
 from clusterprof.errors import ClusterprofError
 from clusterprof.methods import METHODS, MethodConfig, default_method
 from clusterprof.profile import Compression, ModelIdentity, Profile, Search
+from clusterprof.profiling.capture_files import VERSION as CAPTURE_VERSION
 from clusterprof.profiling.collect import build_prompts, capture_all, longer_than_size
 from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.objective import VERSION as SCORES_VERSION
 from clusterprof.profiling.objective import Scores, mean_scores
+from clusterprof.profiling.origin import FOR_PEOPLE, Origin, hash_text
 from clusterprof.profiling.record import MethodResult, dataset_record, environment_record, results_record
 from clusterprof.profiling.search import finished, open_study, search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.spaces import SearchSpace, search_space
-from clusterprof.profiling.store import VERSION as CAPTURE_VERSION
-from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.profiling.store import CaptureStore
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
 
@@ -102,8 +104,8 @@ def tune(
     )
 
     started = time.monotonic()
-    model_fingerprint = fingerprint(model, decode_tokens=settings.decode_tokens)
-    store = CaptureStore(cache_dir / "captures", model_fingerprint)
+    origin = Origin.of(model, tokenizer, decode_tokens=settings.decode_tokens)
+    store = CaptureStore(cache_dir / "captures", origin, settings.capture_memory)
     captured = capture_all(
         model, tokenizer, prompts, settings, store, listener, needs=METHODS[settings.method].needs
     )
@@ -111,7 +113,7 @@ def tune(
 
     evaluator = Evaluator(model, captured.captures)
     space = search_space(settings.method, captured.captures, settings.size, settings.window)
-    study = _open_study(settings, dataset, captured.prompts, space, model_fingerprint, cache_dir)
+    study = _open_study(settings, dataset, captured.prompts, space, origin, cache_dir)
     points = space.points()
     listener.searching(
         study.study_name,
@@ -171,23 +173,27 @@ def _open_study(
     dataset: Dataset,
     prompts: Sequence[Prompt],
     space: SearchSpace,
-    model_fingerprint: str,
+    origin: Origin,
     cache_dir: Path,
 ) -> optuna.Study:
     """Open the study of exactly this model, these prompts, this space and these settings."""
-    parts = [
-        CAPTURE_VERSION,
-        model_fingerprint,
-        settings.method,
-        settings.size,
-        settings.window,
-        settings.objective,
-        space.ranges(),
-    ]
-    parts += [settings.seed, *(prompt.input_ids for prompt in prompts)]
-    study_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+    made_with: dict[str, str | int] = {
+        "method": settings.method,
+        "method_version": METHODS[settings.method].version,
+        "size": settings.size,
+        "window": settings.window,
+        "objective": settings.objective,
+        "seed": settings.seed,
+        "prompts": hash_text(repr([(prompt.input_ids, prompt.query_length) for prompt in prompts])),
+        "search_space": json.dumps(space.ranges()),
+        **asdict(origin),
+        "version_of_captures": CAPTURE_VERSION,
+        "version_of_scores": SCORES_VERSION,
+    }
+    compared = {part: value for part, value in made_with.items() if part not in FOR_PEOPLE}
+    digest = hash_text(json.dumps(compared)).removeprefix("sha256:")
     method = "" if settings.method == "clusterattn" else f"-{settings.method}"
-    default_name = f"{Path(dataset.name).stem}-{settings.size}{method}-{study_fingerprint[:8]}"
+    default_name = f"{Path(dataset.name).stem}-{settings.size}{method}-{digest[:8]}"
     name = settings.study or default_name
     # Optuna tells about every study and trial on stderr; the listener does that here.
     verbosity = optuna.logging.get_verbosity()
@@ -195,7 +201,7 @@ def _open_study(
     try:
         # Two processes that create the tables of the same database at once get in each other's way.
         with FileLock(cache_dir / "studies.lock"):
-            return open_study(name, _storage(settings, cache_dir), settings.objective, study_fingerprint)
+            return open_study(name, _storage(settings, cache_dir), settings.objective, made_with)
     finally:
         optuna.logging.set_verbosity(verbosity)
 

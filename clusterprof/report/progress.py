@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
-from clusterprof.report.numbers import duration_text, parameters_text
+from clusterprof.report.numbers import duration_text, parameters_text, size_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -91,6 +91,15 @@ class TuneProgress:
         if remaining and self._tokens_run:
             note += f", {_left(remaining * self._seconds_run / self._tokens_run)}"
         return note
+
+    def over_limit(self, limit_bytes: int) -> None:
+        """Say what becomes of captures that take more than they should."""
+        say(
+            self._console,
+            f"The captures of this run take more than the {size_text(limit_bytes)} of --capture-memory: all of them "
+            "are kept while it lasts, and those of other runs are deleted.",
+            style="yellow",
+        )
 
     def searching(self, study: str, storage: str, done: int, trials: int) -> None:
         """Say where the trials are, and start counting them."""

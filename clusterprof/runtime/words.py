@@ -31,7 +31,7 @@ def starts_of_words(tokenizer: "PreTrainedTokenizerBase", input_ids: Tensor) -> 
         Bool ``(tokens,)``, on the same device; True for the first.
     """
     ids = input_ids.tolist()
-    spelled = _spelled(tokenizer, sorted(set(ids)))
+    spelled = spelling(tokenizer, sorted(set(ids)))
     pieces = [spelled[token] for token in ids]
     # A byte that is no part of a character becomes one by itself.
     text = b"".join(pieces).decode(errors="surrogateescape")
@@ -55,7 +55,7 @@ def _in_word(character: str) -> bool:
     return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
-def _spelled(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> dict[int, bytes]:
+def spelling(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> dict[int, bytes]:
     """What each token adds to the text, in UTF-8; a special one, or one that the vocabulary lacks, is a space."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     byte_level = "ByteLevel" in f"{getattr(backend, 'pre_tokenizer', '')}{getattr(backend, 'decoder', '')}"

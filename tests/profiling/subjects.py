@@ -9,8 +9,23 @@ from transformers import PreTrainedModel
 from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture, capture_prompt
+from clusterprof.profiling.origin import Origin
 
 WINDOW = 8
+ORIGIN = Origin(
+    model="org/tiny",
+    revision="1234",
+    weights="sha256:weights",
+    model_settings="sha256:settings",
+    vocabulary="sha256:vocabulary",
+    end_tokens="2",
+    decode_tokens=4,
+    dtype="float32",
+    device="cpu",
+    attention="sdpa",
+    torch="2.13.0",
+    transformers="5.24.0",
+)
 SMALL = Compression(size=24, window=WINDOW, method=ClusterAttn(num_block=2, theta=0.02))
 
 

@@ -12,7 +12,9 @@ from clusterprof.data import Message, Prompt, Row, build_prompt
 from clusterprof.methods import H2O, NGram
 from clusterprof.profiling import collect
 from clusterprof.profiling.capture import Capture, capture_prompt
+from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.collect import Captured, capture_all
+from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.settings import TuneSettings
 from clusterprof.profiling.store import CaptureStore
 from clusterprof.runtime.selection import kept_positions
@@ -24,8 +26,17 @@ SUMS = H2O.needs
 
 
 class Silent:
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
     def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
         assert error is None
+
+    def over_limit(self, limit_bytes: int) -> None:
+        self.limits.append(limit_bytes)
+
+
+SILENT = Silent()
 
 
 @pytest.fixture
@@ -41,12 +52,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-def collected(folder: Path, texts: Sequence[str] = TEXTS, **options: Any) -> Captured:
+def collected(
+    folder: Path,
+    texts: Sequence[str] = TEXTS,
+    listener: Any = SILENT,
+    limit_bytes: int = LIMIT_BYTES,
+    **options: Any,
+) -> Captured:
     model, tokenizer = tiny_llama(eos_token_id=None), tiny_tokenizer()
     rows = [Row(text, (Message("user", text),)) for text in texts]
     prompts = [build_prompt(row, tokenizer, max_tokens=400) for row in rows]
-    listener: Any = Silent()
-    return capture_all(model, tokenizer, prompts, SETTINGS, CaptureStore(folder, "f"), listener, **options)
+    store = CaptureStore(folder, Origin.of(model, tokenizer, decode_tokens=3), limit_bytes)
+    return capture_all(model, tokenizer, prompts, SETTINGS, store, listener, **options)
 
 
 def test_words_are_always_there(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
@@ -73,3 +90,22 @@ def test_sums_are_made_for_methods_that_need_them(tmp_path: Path, runs: list[dic
             assert capture.observation.accumulated is not None
             assert kept_positions(H2O(), capture.observation, 24).shape == (2, 2, 24)
     assert len(runs) == 4
+
+
+def test_more_captures_than_may_be_are_all_kept_and_it_is_said_once(
+    tmp_path: Path, runs: list[dict[str, Any]]
+) -> None:
+    listener = Silent()
+    first = collected(tmp_path, listener=listener, limit_bytes=1)
+    assert listener.limits == [1]
+    # Found again, so nothing was deleted; and that is said of captures that are found, too.
+    again = collected(tmp_path, listener=listener, limit_bytes=1)
+    assert len(runs) == len(first.captures) == len(again.captures) == len(TEXTS)
+    assert listener.limits == [1, 1]
+    collected(tmp_path, listener=listener)
+    assert listener.limits == [1, 1]
+
+
+def test_answers_are_as_long_as_the_store_says(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
+    assert [len(capture.log_probs) for capture in collected(tmp_path).captures] == [3, 3]
+    assert [options["decode_tokens"] for options in runs] == [3, 3]

@@ -14,7 +14,7 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
-from clusterprof.profiling.search import finished, open_study, search
+from clusterprof.profiling.search import finished, open_study, search, what_differs
 from clusterprof.profiling.spaces import SearchSpace
 
 Point = tuple[int, float]
@@ -222,6 +222,16 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     assert len(finished(study)) == 5
 
 
+MADE: dict[str, str | int] = {
+    "method": "clusterattn",
+    "window": 32,
+    "prompts": "sha256:aaaa",
+    "model": "org/tiny",
+    "revision": "1234",
+    "weights": "sha256:aaaa",
+}
+
+
 def url(folder: Path) -> str:
     return f"sqlite:///{folder / 'studies.db'}"
 
@@ -230,25 +240,83 @@ def test_a_study_goes_on_in_another_process(tmp_path: Path) -> None:
     asked = []
     for trials in (4, 8):
         evaluator = Scripted(smooth)
-        run(open_study("mine", url(tmp_path), "cosine", "f1"), evaluator, trials)
+        run(open_study("mine", url(tmp_path), "cosine", MADE), evaluator, trials)
         asked.append(evaluator.asked)
     assert [len(each) for each in asked] == [4, 4]
     assert len({*asked[0], *asked[1]}) == 8
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_a_resumed_study_repeats_no_draw_and_goes_on_as_one_run_would(tmp_path: Path, seed: int) -> None:
+    whole = Scripted(smooth)
+    run(in_memory(), whole, 14, seed=seed)
+    parts = []
+    # The first ten are drawn at random, the others by TPE; each run is another process.
+    for trials in (5, 10, 14):
+        evaluator = Scripted(smooth)
+        run(open_study("mine", url(tmp_path), "cosine", MADE), evaluator, trials, seed=seed)
+        parts.append(evaluator.asked)
+    assert [len(part) for part in parts] == [5, 5, 4]
+    assert len({*parts[0], *parts[1], *parts[2]}) == 14
+    assert [*parts[0], *parts[1], *parts[2]] == whole.asked
+
+
+def test_two_searches_at_once_draw_other_points() -> None:
+    study, second = in_memory(), Scripted(smooth)
+    calls = iter(range(100))
+
+    def joined(num_block: int, theta: float) -> float:
+        # While the first is at its second point, another process comes with the same seed, and stays for three.
+        if next(calls) == 1:
+            run(study, second, 4)
+        return smooth(num_block, theta)
+
+    first = Scripted(joined)
+    run(study, first, 8)
+    asked = [*first.asked, *second.asked]
+    assert (len(first.asked), len(second.asked)) == (5, 3)
+    assert len(set(asked)) == len(asked)
+
+
 def test_two_processes_may_have_a_study_open(tmp_path: Path) -> None:
-    first = open_study("mine", url(tmp_path), "cosine", "f1")
-    second = open_study("mine", url(tmp_path), "cosine", "f1")
+    first = open_study("mine", url(tmp_path), "cosine", MADE)
+    second = open_study("mine", url(tmp_path), "cosine", MADE)
     run(first, Scripted(smooth), 2)
     run(second, Scripted(smooth), 3)
     assert len(finished(first)) == len(finished(second)) == 3
 
 
-def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
-    open_study("mine", url(tmp_path), "cosine", "f1")
-    with pytest.raises(ClusterprofError, match=r"'mine' .* made with another model.*--study"):
-        open_study("mine", url(tmp_path), "cosine", "f2")
-    assert open_study("yours", url(tmp_path), "cosine", "f2").study_name == "yours"
+def test_a_study_of_something_else_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+    assert open_study("mine", url(tmp_path), "cosine", MADE).user_attrs == {"made_with": MADE}
+    now = {**MADE, "window": 64, "prompts": "sha256:bbbb"}
+    with pytest.raises(ClusterprofError) as caught:
+        open_study("mine", url(tmp_path), "cosine", now)
+    assert str(caught.value) == (
+        f"The study 'mine' in {url(tmp_path)} was made with window 32, now 64; other prompts, so its trials cannot "
+        "be continued; choose another name with --study."
+    )
+    assert open_study("yours", url(tmp_path), "cosine", now).study_name == "yours"
+    assert open_study("mine", url(tmp_path), "cosine", MADE).user_attrs == {"made_with": MADE}
+
+
+def test_an_objective_of_the_other_direction_is_named(tmp_path: Path) -> None:
+    open_study("mine", url(tmp_path), "cosine", {**MADE, "objective": "cosine"})
+    with pytest.raises(ClusterprofError, match="made with objective cosine, now kl, so"):
+        open_study("mine", url(tmp_path), "kl", {**MADE, "objective": "kl"})
+
+
+def test_a_copy_of_a_model_is_the_same_and_another_is_named(tmp_path: Path) -> None:
+    moved = {**MADE, "model": "/models/tiny", "revision": "not known"}
+    assert what_differs(MADE, moved) == []
+    open_study("mine", url(tmp_path), "cosine", MADE)
+    assert open_study("mine", url(tmp_path), "cosine", moved).study_name == "mine"
+    retrained = {**moved, "weights": "sha256:cccc"}
+    expected = ["model org/tiny, now /models/tiny", "revision 1234, now not known", "other weights"]
+    assert what_differs(MADE, retrained) == expected
+
+
+def test_a_part_that_was_not_kept_differs() -> None:
+    assert what_differs({}, {"seed": 0, "prompts": "sha256:aaaa"}) == ["seed None, now 0", "other prompts"]
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
@@ -257,11 +325,11 @@ def test_a_study_made_by_hand_is_refused_unless_it_fits(
 ) -> None:
     study = optuna.create_study(study_name="theirs", storage=url(tmp_path), direction=direction)
     if direction == "maximize":
-        assert open_study("theirs", url(tmp_path), "cosine", "f1").user_attrs == {"fingerprint": "f1"}
+        assert open_study("theirs", url(tmp_path), "cosine", MADE).user_attrs == {"made_with": MADE}
         study = optuna.create_study(study_name="others", storage=url(tmp_path), direction=direction)
         study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}), 1.0)
-    with pytest.raises(ClusterprofError, match="made with another model"):
-        open_study(study.study_name, url(tmp_path), "cosine", "f1")
+    with pytest.raises(ClusterprofError, match=r"does not say what it was made with .*--study"):
+        open_study(study.study_name, url(tmp_path), "cosine", MADE)
 
 
 def garbage_file(folder: Path) -> str:
@@ -289,6 +357,6 @@ def test_a_storage_that_cannot_be_opened_is_one_sentence(
     tmp_path: Path, storage: Callable[[Path], str]
 ) -> None:
     with pytest.raises(ClusterprofError, match="cannot be opened") as caught:
-        open_study("mine", storage(tmp_path), "cosine", "f1")
+        open_study("mine", storage(tmp_path), "cosine", MADE)
     assert "\n" not in str(caught.value)
     assert "--storage" in str(caught.value)

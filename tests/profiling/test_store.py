@@ -1,22 +1,23 @@
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from clusterprof.errors import ClusterprofError
 from clusterprof.profiling import store as store_module
 from clusterprof.profiling.capture import Capture, LayerCapture
+from clusterprof.profiling.capture_files import VERSION
 from clusterprof.profiling.replay import Replay, replay
-from clusterprof.profiling.store import CaptureStore, fingerprint
+from clusterprof.profiling.store import CaptureStore
 from clusterprof.runtime.selection import kept_positions
-from tests.profiling.subjects import SMALL, WINDOW, capture
+from tests.profiling.subjects import ORIGIN, SMALL, WINDOW, capture
 from tests.tiny import tiny_gemma3, tiny_llama
 
 IDS = (5, 6, 7)
@@ -33,7 +34,7 @@ def found(model: PreTrainedModel) -> Capture:
 
 
 def store_in(folder: Path, **options: Any) -> CaptureStore:
-    return CaptureStore(folder / "captures", "f" * 64, **options)
+    return CaptureStore(folder / "captures", ORIGIN, **options)
 
 
 def names(folder: Path) -> list[str]:
@@ -122,7 +123,14 @@ def test_other_prompts_and_other_models_are_not_found(tmp_path: Path, found: Cap
     assert store.load((5, 6), WINDOW) is None
     assert store.load((7, 6, 5), WINDOW) is None
     assert store.load((56, 7), WINDOW) is None
-    assert CaptureStore(store.folder, "e" * 64).load(IDS, WINDOW) is None
+    others: list[dict[str, Any]] = [
+        {"weights": "sha256:other"},
+        {"vocabulary": "sha256:other"},
+        {"decode_tokens": 5},
+    ]
+    for other in others:
+        assert CaptureStore(store.folder, replace(ORIGIN, **other)).load(IDS, WINDOW) is None
+    assert CaptureStore(store.folder, replace(ORIGIN, model="a copy")).load(IDS, WINDOW) is not None
 
 
 def test_every_window_has_a_capture_of_its_own(
@@ -174,7 +182,38 @@ def test_garbage_is_none(tmp_path: Path, content: bytes) -> None:
     assert store.load(IDS, WINDOW) is None
 
 
-HEADER = {"prompt_length": 60, "window": 8, "scaling": 0.25}
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.95])
+def test_one_changed_bit_is_noticed_though_every_number_is_finite(
+    tmp_path: Path, found: Capture, place: float
+) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    path = store.path(IDS, WINDOW)
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    # The lowest bit of one of the float32 numbers.
+    content[start + int((len(content) - start) * place) // 4 * 4] ^= 1
+    path.write_bytes(content)
+    with safe_open(path, framework="pt") as file:
+        assert all(file.get_tensor(name).isfinite().all() for name in file.keys())  # noqa: SIM118
+    assert store.load(IDS, WINDOW) is None
+    assert_equal_captures(store.save(IDS, found), found)
+
+
+def test_a_changed_header_is_noticed(tmp_path: Path, found: Capture) -> None:
+    store = store_in(tmp_path)
+    store.save(IDS, found)
+    path = store.path(IDS, WINDOW)
+    whole = path.read_bytes()
+    for before, after in ((rb"\"window\":8", rb"\"window\":9"), (b"layer.1.", b"layer.2.")):
+        assert before in whole
+        path.write_bytes(whole.replace(before, after))
+        assert store.load(IDS, WINDOW) is None
+    path.write_bytes(whole)
+    assert store.load(IDS, WINDOW) is not None
+
+
+HEADER = {"version": VERSION, "model": "m", "prompt_length": 60, "window": 8, "decoded": 4, "scaling": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +236,11 @@ HEADER = {"prompt_length": 60, "window": 8, "scaling": 0.25}
 def test_a_foreign_file_is_none(tmp_path: Path, tensors: list[str], metadata: dict[str, str] | None) -> None:
     store = store_in(tmp_path)
     store.folder.mkdir()
-    save_file({name: torch.zeros(2) for name in tensors}, store.path(IDS, WINDOW), metadata=metadata)
+    content = {name: torch.zeros(2) for name in tensors}
+    if metadata is not None and "capture" in metadata:
+        # So that what it lacks is all that is wrong with it.
+        metadata = {**metadata, "checksum": store_module._checksum(metadata["capture"], content)}
+    save_file(content, store.path(IDS, WINDOW), metadata=metadata)
     assert store.load(IDS, WINDOW) is None
 
 
@@ -285,11 +328,31 @@ def test_one_that_is_larger_than_the_limit_is_kept_alone(tmp_path: Path, found: 
     assert names(tmp_path) == [store.path((1,), WINDOW).name]
 
 
+def test_what_is_held_is_kept_whatever_the_limit(tmp_path: Path, found: Capture) -> None:
+    before = store_in(tmp_path)
+    for i in (0, 1):
+        before.save((i,), found)
+    size = before.path((0,), WINDOW).stat().st_size
+    store = store_in(tmp_path, limit_bytes=size)
+    assert store.held_bytes == 0
+    loaded = store.load((0,), WINDOW)
+    saved = [store.save((i,), found) for i in (2, 3)]
+    # Found or made by this run; the one that nobody holds had to go.
+    assert [i for i in range(4) if store.path((i,), WINDOW).exists()] == [0, 2, 3]
+    assert store.held_bytes == 3 * size
+    assert loaded is not None
+    del loaded, saved
+    assert store.held_bytes == 0
+    last = store.save((4,), found)
+    assert names(tmp_path) == [store.path((4,), WINDOW).name]
+    assert_equal_captures(last, found)
+
+
 def test_a_file_that_another_process_deletes_meanwhile_does_no_harm(tmp_path: Path, found: Capture) -> None:
     store = store_in(tmp_path, limit_bytes=1)
     store.folder.mkdir()
     # Listed, and gone when it is looked at.
-    (store.folder / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    store.path((1,), WINDOW).symlink_to(tmp_path / "nowhere")
     assert_equal_captures(store.save(IDS, found), found)
 
 
@@ -299,11 +362,24 @@ def test_what_a_killed_process_left_half_written_counts_and_goes_first(
     store = store_in(tmp_path)
     store.save((0,), found)
     size = store.path((0,), WINDOW).stat().st_size
-    leftover = store.folder / "0123.99999.tmp"
+    leftover = store.path((1,), WINDOW).with_suffix(f".{'0' * 32}.tmp")
     leftover.write_bytes(bytes(size))
     os.utime(leftover, (1, 1))
     store_in(tmp_path, limit_bytes=2 * size + 100).save(IDS, found)
     assert sorted(names(tmp_path)) == sorted([store.path((0,), WINDOW).name, store.path(IDS, WINDOW).name])
+
+
+def test_nothing_else_in_the_folder_counts_or_goes(tmp_path: Path, found: Capture) -> None:
+    store = store_in(tmp_path, limit_bytes=1)
+    store.folder.mkdir()
+    # One is not a capture, the other one may still be written by somebody.
+    notes, busy = store.folder / "notes.txt", store.path((1,), WINDOW).with_suffix(f".{'0' * 32}.tmp")
+    for file in (notes, busy):
+        file.write_bytes(bytes(1000))
+    os.utime(notes, (1, 1))
+    store.save(IDS, found)
+    assert notes.exists()
+    assert busy.exists()
 
 
 def test_a_capture_that_is_gone_at_once_is_used_from_memory(
@@ -311,45 +387,3 @@ def test_a_capture_that_is_gone_at_once_is_used_from_memory(
 ) -> None:
     monkeypatch.setattr(store_module, "_load", lambda path: None)
     assert store_in(tmp_path).save(IDS, found) is found
-
-
-def model_fingerprint(model: PreTrainedModel, decode_tokens: int = 4) -> str:
-    return fingerprint(model, decode_tokens=decode_tokens)
-
-
-def test_equal_models_have_one_fingerprint_under_any_name() -> None:
-    first, second = tiny_llama(), tiny_llama()
-    second.config.name_or_path = second.name_or_path = "/somewhere/else"
-    assert model_fingerprint(first) == model_fingerprint(second)
-    assert len(model_fingerprint(first)) == 64
-
-
-def test_the_fingerprint_tells_apart_all_that_a_capture_depends_on() -> None:
-    retrained = tiny_llama()
-    with torch.no_grad():
-        retrained.lm_head.weight += 1e-3
-    one_weight = tiny_llama()
-    with torch.no_grad():
-        one_weight.lm_head.weight[5, 7] += 0.1
-    quantized = tiny_llama()
-    quantized.register_buffer("packed", torch.ones(3, dtype=torch.int32))
-    eager = tiny_llama()
-    eager.set_attn_implementation("eager")
-    others = {
-        "weights": model_fingerprint(retrained),
-        "one weight": model_fingerprint(one_weight),
-        "buffers": model_fingerprint(quantized),
-        "decode length": model_fingerprint(tiny_llama(), decode_tokens=5),
-        "dtype": model_fingerprint(tiny_llama().bfloat16()),
-        "backend": model_fingerprint(eager),
-        "layers": model_fingerprint(tiny_llama(num_hidden_layers=1)),
-        # The weights are the same in these.
-        "rope": model_fingerprint(tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 5e5})),
-        "end token": model_fingerprint(tiny_llama(eos_token_id=5)),
-        "epsilon": model_fingerprint(tiny_llama(rms_norm_eps=1e-3)),
-    }
-    assert len({model_fingerprint(tiny_llama()), *others.values()}) == 1 + len(others)
-
-
-def test_the_sliding_window_is_part_of_the_fingerprint() -> None:
-    assert model_fingerprint(tiny_gemma3()) != model_fingerprint(tiny_gemma3(sliding_window=16))

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from optuna.trial import FrozenTrial
@@ -38,6 +39,9 @@ class Listener:
 
     def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
         self.events.append(("captured", prompt.id, seconds > 0, error))
+
+    def over_limit(self, limit_bytes: int) -> None:
+        self.events.append(("over limit", limit_bytes))
 
     def searching(self, study: str, storage: str, done: int, trials: int) -> None:
         self.events.append(("searching", done, trials))
@@ -155,6 +159,58 @@ def test_other_settings_are_another_study(loaded: Loaded, tmp_path: Path) -> Non
         run(loaded, tmp_path, trials=1, **{"data": one, **each}).profile.search.study for each in options
     ]
     assert len(set(names)) == len(names)
+
+
+def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one: dict[str, Any] = {"data": dataset((90,)), "trials": 1, "storage": None, "study": "mine"}
+    run(loaded, tmp_path, **one)
+    retrained = copy.deepcopy(loaded[0])
+    with torch.no_grad():
+        retrained.model.layers[0].mlp.up_proj.weight += 1e-3
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"size": 41}, "size 40, now 41"),
+        ({"window": 9}, "window 8, now 9"),
+        ({"decode_tokens": 6}, "decode tokens 5, now 6"),
+        ({"seed": 1}, "seed 0, now 1"),
+        ({"objective": "kl"}, "objective cosine, now kl"),
+        ({"data": dataset((91,))}, "other prompts"),
+        ({"loaded": (retrained, loaded[1])}, "other weights"),
+    ]
+    for options, expected in cases:
+        with pytest.raises(ClusterprofError, match=r"'mine' .* was made with .*--study") as caught:
+            run(**{"loaded": loaded, "folder": tmp_path, **one, **options})
+        said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
+        # Other captures may have another range of theta.
+        assert [part for part in said.split("; ") if not part.startswith("search space")] == [expected]
+    monkeypatch.setattr(ClusterAttn, "version", 2)
+    with pytest.raises(ClusterprofError, match="was made with method version 1, now 2, so"):
+        run(loaded, tmp_path, **one)
+    monkeypatch.undo()
+    assert run(loaded, tmp_path, **one).profile.search.study == "mine"
+
+
+def test_a_study_says_what_it_was_made_with(loaded: Loaded, tmp_path: Path) -> None:
+    study = run(loaded, tmp_path, trials=1, storage=None).profile.search.study
+    (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path / 'studies.db'}")
+    assert summary.study_name == study
+    (made_with,) = summary.user_attrs.values()
+    readable = {"method": "clusterattn", "size": 40, "window": 8, "decode_tokens": 5, "objective": "cosine"}
+    assert {part: made_with[part] for part in readable} == readable
+    assert {"model", "revision", "weights", "vocabulary", "prompts", "method_version"} <= made_with.keys()
+    assert made_with["prompts"].startswith("sha256:")
+
+
+def test_captures_beyond_the_bound_are_kept_and_told(loaded: Loaded, tmp_path: Path) -> None:
+    listener = Listener()
+    run(loaded, tmp_path, listener=listener, capture_memory=1)
+    assert listener.events.count(("over limit", 1)) == 1
+    assert len(list((tmp_path / "captures").iterdir())) == 3
+    listener = Listener()
+    run(loaded, tmp_path, listener=listener, capture_memory=10**9)
+    assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
+    assert not any(event[0] == "over limit" for event in listener.events)
 
 
 def fail_on(row: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

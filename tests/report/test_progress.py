@@ -77,6 +77,15 @@ def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
     assert file.getvalue().splitlines()[-1] == "Searching 1/1  best cosine 0.5000"
 
 
+def test_captures_beyond_the_bound_are_told() -> None:
+    log, file = console(terminal=False)
+    TuneProgress(log, TuneSettings(size=64)).over_limit(8 * 10**9)
+    assert file.getvalue() == (
+        "The captures of this run take more than the 8.0 GB of --capture-memory: all of them are kept while it lasts, "
+        "and those of other runs are deleted.\n"
+    )
+
+
 def test_slow_captures_are_told_beforehand() -> None:
     said = {}
     for method in ("clusterattn", "h2o"):
