@@ -15,6 +15,7 @@ MOST = 10_000_000
 # Those of clusterprof.data.builtin.generator, whose import would slow down every start.
 MIN_TOKENS, MAX_TOKENS = 256, 131_072
 _LONGEST_NAME = 300
+_AMOUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT])(i?)B", re.ASCII)
 
 
 def _share(value: float | None) -> float | None:
@@ -55,6 +56,18 @@ def _window(value: str | int) -> int | str:
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST:
         raise typer.BadParameter(f"it is neither a number in the range 1<=x<={MOST} nor the word query.")
     return int(text)
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes of an amount such as 24GiB, 80GB or 512 MiB; raise a BadParameter if it is none."""
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory; write it as 24GiB or 80GB.")
+    number, prefix, binary = found.groups()
+    amount = int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(prefix)))
+    if amount == 0:
+        raise typer.BadParameter(f"{text!r} holds nothing; give more than 0.")
+    return amount
 
 
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
@@ -222,6 +235,16 @@ Timeout = Annotated[
 Seed = Annotated[
     int,
     typer.Option(min=0, max=2**32 - 1, help="Of sampling, generators and search.", rich_help_panel=_SEARCH),
+]
+CaptureMemory = Annotated[
+    Any,  # bytes, parsed from the text that is its default, too
+    typer.Option(
+        parser=memory_bytes,
+        metavar="AMOUNT",
+        help="Disk space for the captures of all runs together, as 8GiB: those used longest ago are deleted when "
+        "they take more, but none of this run's. In memory they only fill the page cache.",
+        rich_help_panel=_SEARCH,
+    ),
 ]
 Study = Annotated[
     str | None,

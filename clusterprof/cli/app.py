@@ -9,6 +9,7 @@ import clusterprof
 from clusterprof.cli._shell import Root, Session, run
 from clusterprof.cli.apply import apply
 from clusterprof.cli.bench import bench
+from clusterprof.cli.captures import captures
 from clusterprof.cli.compare import compare
 from clusterprof.cli.datasets import datasets
 from clusterprof.cli.doctor import doctor
@@ -36,6 +37,7 @@ app.command()(report)
 app.add_typer(profiles, name="profiles")
 app.add_typer(datasets, name="datasets")
 app.add_typer(models, name="models")
+app.add_typer(captures, name="captures")
 app.command()(doctor)
 
 

@@ -1,7 +1,6 @@
 """`clusterprof bench`: time and memory of a compressed cache against the full one and against the baselines."""
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,26 +23,13 @@ if TYPE_CHECKING:
 _PANEL = "Measurement"
 _MOST = 10_000_000
 _WINDOW = 32
-_AMOUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT])(i?)B", re.ASCII)
-
-
-def _memory_bytes(text: str) -> int:
-    """Return the bytes of an amount such as 24GiB, 80GB or 512 MiB."""
-    found = _AMOUNT.fullmatch(text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not an amount of memory; write it as 24GiB or 80GB.")
-    number, prefix, binary = found.groups()
-    amount = int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(prefix)))
-    if amount == 0:
-        raise typer.BadParameter(f"{text!r} holds nothing; give more than 0.")
-    return amount
 
 
 def _memory_text(text: str | None) -> str | None:
     """Refuse what is no amount, and keep how it was written."""
     if text is None:
         return None
-    _memory_bytes(text)
+    opt.memory_bytes(text)
     return text.strip()
 
 
@@ -174,7 +160,7 @@ def bench(
     try:
         # From here on it takes seconds, for torch alone.
         choice = ModelChoice(named or default_model(), running)
-        room = None if memory is None else _memory_bytes(memory)
+        room = None if memory is None else opt.memory_bytes(memory)
         found = _measure(choice, loaded, ours, settings, room, console)
     except KeyboardInterrupt:
         raise ClusterprofError("Interrupted before anything was measured.") from None

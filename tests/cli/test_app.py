@@ -6,7 +6,10 @@ import pytest
 import clusterprof
 from tests.cli.conftest import Run
 
-COMMANDS = ("tune", "apply", "bench", "eval", "compare", "report", "profiles", "datasets", "models", "doctor")
+COMMANDS = (
+    *("tune", "apply", "bench", "eval", "compare", "report"),
+    *("profiles", "datasets", "models", "captures", "doctor"),
+)
 
 
 def test_help_names_every_command(run: Run) -> None:
@@ -17,6 +20,13 @@ def test_help_names_every_command(run: Run) -> None:
 
 def test_version(run: Run) -> None:
     assert run("--version").out == f"clusterprof {clusterprof.__version__}\n"
+
+
+@pytest.mark.parametrize("args", [["--version"], ["datasets", "ls", "--json"], ["no-such-command"]])
+def test_as_a_module_it_does_the_same(run: Run, args: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "clusterprof", *args], capture_output=True, text=True)
+    expected = run(*args)
+    assert (done.returncode, done.stdout) == (expected.code, expected.out)
 
 
 @pytest.mark.parametrize("args", [["tune"], ["no-such-command"], ["doctor", "--no-such-option"], []])

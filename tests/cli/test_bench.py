@@ -6,7 +6,6 @@ import pytest
 
 from clusterprof.benchmarking import measure as measure_module
 from clusterprof.benchmarking.forwards import prefill
-from clusterprof.cli.bench import _memory_bytes
 from clusterprof.report.bench_progress import BenchProgress
 from tests.cli.conftest import Finished, Run
 
@@ -232,20 +231,6 @@ def test_a_plot_that_cannot_be_written_is_wrong_usage(run: Run, monkeypatch: pyt
     finished = run("bench", *SIZE, "--plot", "speed.svg")
     assert finished.code == 2
     assert "cannot be written" in finished.err
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24GiB", 24 * 2**30),
-        ("80GB", 80 * 10**9),
-        ("1.5 TiB", 3 * 2**39),
-        ("512MB", 512 * 10**6),
-        ("1KiB", 1024),
-    ],
-)
-def test_amounts_of_memory(text: str, expected: int) -> None:
-    assert _memory_bytes(text) == expected
 
 
 def test_ctrl_c_shows_what_was_measured(

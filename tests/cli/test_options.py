@@ -1,10 +1,13 @@
+import inspect
 from typing import get_args
 
 import pytest
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli.tune import tune
 from clusterprof.data.builtin import generator
 from clusterprof.models.choices import ATTENTIONS, DTYPES
+from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.objective import DIRECTIONS
 from tests.cli.conftest import Run
 
@@ -17,6 +20,32 @@ def test_choices_are_those_of_the_library() -> None:
     assert get_args(get_args(opt.Attention)[0]) == ATTENTIONS
     assert get_args(get_args(opt.Objective)[0]) == tuple(DIRECTIONS)
     assert (opt.MIN_TOKENS, opt.MAX_TOKENS) == (generator.MIN_TOKENS, generator.MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("1.5 TiB", 3 * 2**39),
+        ("512MB", 512 * 10**6),
+        ("1KiB", 1024),
+    ],
+)
+def test_amounts_of_memory(text: str, expected: int) -> None:
+    assert opt.memory_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["8", "-1GB", "0GB", "8 parsecs", "nanGB", "", "9" * 40 + "GB"])
+def test_what_is_no_amount_of_memory(run: Run, text: str) -> None:
+    finished = run(*TUNE, "--capture-memory", text)
+    assert finished.code == 2
+    assert "--capture-memory" in finished.err
+
+
+def test_captures_have_the_same_bound_whoever_asks() -> None:
+    parameters = inspect.signature(tune).parameters
+    assert opt.memory_bytes(parameters["capture_memory"].default) == LIMIT_BYTES
 
 
 @pytest.mark.parametrize("value", ["a\nb", "\x1b[2J", "a\u202eb", "x" * 301, "x" * 5000, " "])
