@@ -179,6 +179,16 @@ Samples = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="Rows to tune on, instead of a share.", rich_help_panel=_DATA),
 ]
+Holdout = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST,
+        help="Other rows, to judge the result by.",
+        show_default="as many as are tuned on",
+        rich_help_panel=_DATA,
+    ),
+]
 
 # What to look for, and how long.
 Method = Annotated[
@@ -189,8 +199,14 @@ Method = Annotated[
         rich_help_panel=_SEARCH,
     ),
 ]
-Size = Annotated[
-    int, typer.Option(min=2, max=MOST, help="Prompt tokens to keep per KV head, the window included.")
+Sizes = Annotated[
+    list[int],
+    typer.Option(
+        "--size",
+        min=2,
+        max=MOST,
+        help="Prompt tokens to keep per KV head, the window included; again for a profile of another size.",
+    ),
 ]
 Window = Annotated[
     Any,  # an int or "query", and typer knows no such type
@@ -269,7 +285,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Where the profile goes.",
+        help="Where the profile goes; the folder where they go, if there are several sizes.",
         show_default="profiles/MODEL/DATASET-SIZE[-METHOD].json",
     ),
 ]

@@ -1,7 +1,7 @@
-"""`clusterprof tune`: find a method's values for one model, workload and size, and write the profile."""
+"""`clusterprof tune`: find a method's values for a model and a workload at each size, and write the profiles."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def tune(
     *,
     dataset: opt.DatasetName,
-    size: opt.Size,
+    sizes: opt.Sizes,
     method: opt.Method = "clusterattn",
     model: opt.Model = None,
     running: opt.Running,
@@ -40,6 +40,7 @@ def tune(
     templates: opt.Templates = None,
     fraction: opt.Fraction = None,
     samples: opt.Samples = None,
+    holdout: opt.Holdout = None,
     window: opt.Window = 32,
     decode_tokens: opt.DecodeTokens = 64,
     objective: opt.Objective = "cosine",
@@ -52,16 +53,17 @@ def tune(
     output: opt.Output = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Find a compression method's values for a model, a dataset and a size, and write a profile."""
+    """Find a compression method's values for a model, a dataset and each size, and write the profiles."""
     from clusterprof.report.console import message_console, say
     from clusterprof.text import one_line
 
-    if window != "query" and size <= window:
-        raise typer.BadParameter(f"{size} is not above --window {window}.", param_hint="--size")
+    sizes = sorted(set(sizes))
+    if window != "query" and sizes[0] <= window:
+        raise typer.BadParameter(f"{sizes[0]} is not above --window {window}.", param_hint="--size")
     if samples is not None and fraction is not None:
         raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
     if output is not None:
-        check_writable(output)
+        _check_output(output, sizes)
     load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
     rows = load(None)
     console = message_console()
@@ -73,7 +75,7 @@ def tune(
     from clusterprof.profiling.settings import TuneSettings
 
     settings = TuneSettings(
-        size=size,
+        sizes=tuple(sizes),
         method=method,
         window=window,
         decode_tokens=decode_tokens,
@@ -81,6 +83,7 @@ def tune(
         timeout=timeout,
         fraction=0.2 if fraction is None else fraction,
         samples=samples,
+        holdout=holdout,
         seed=seed,
         objective=objective,
         capture_memory=capture_memory,
@@ -89,13 +92,29 @@ def tune(
         tokens=tokens,
     )
     choice = ModelChoice(model or default_model(), running)
-    path = output or profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size, method)
-    check_writable(path)
+    paths = {
+        size: profile_path(choice.id.removeprefix("builtin:"), _short_name(dataset), size, method)
+        for size in sizes
+    }
+    if output is not None:
+        paths = {size: output / path.name if len(sizes) > 1 else output for size, path in paths.items()}
+    for path in paths.values():
+        check_writable(path)
     if storage is not None:
         check_storage(storage)
-    interrupted = _tune(choice, rows, load, settings, path, console, as_json=as_json)
+    interrupted = _tune(choice, rows, load, settings, paths, console, as_json=as_json)
     if interrupted:
         raise typer.Exit(FAILED)
+
+
+def _check_output(output: Path, sizes: Sequence[int]) -> None:
+    """Refuse early what cannot hold the profiles: a folder for one, a file for several."""
+    if len(sizes) == 1:
+        check_writable(output)
+    elif output.exists() and not output.is_dir():
+        raise ClusterprofError(
+            f"cannot write {len(sizes)} profiles to {output}: it is a file; name a folder with --output."
+        )
 
 
 def _tune(
@@ -103,33 +122,49 @@ def _tune(
     rows: "Dataset | None",
     load: "Callable[[PreTrainedTokenizerBase], Dataset | None]",
     settings: "TuneSettings",
-    path: Path,
+    paths: Mapping[int, Path],
     console: "Console",
     *,
     as_json: bool,
 ) -> bool:
-    """Tune, show, write the profile; returns whether Ctrl-C cut the search short."""
+    """Tune, show, write the profiles; returns whether Ctrl-C cut the search short."""
     from clusterprof.cache import cache_dir
     from clusterprof.report.console import say
+    from clusterprof.report.methods import sizes_table
     from clusterprof.report.progress import TuneProgress
 
     progress = TuneProgress(console, settings)
+    results: list[TuneResult] = []
     try:
-        result = _run(choice, rows, load, settings, cache_dir(), progress, console)
-        # Before the profile is written, so that a full disk does not take the numbers along.
-        _report(result, settings, console)
-        result.profile.save(path)
+        for result in _run(choice, rows, load, settings, cache_dir(), progress, console):
+            # Before the profile is written, so that a full disk does not take the numbers along.
+            _report(result, settings, console)
+            path = paths[result.profile.compression.size]
+            result.profile.save(path)
+            results.append(result)
+            _say_written(path, settings, console)
+            if not as_json:
+                typer.echo(path)
     except KeyboardInterrupt:
         raise ClusterprofError(progress.interruption()) from None
+    if len(results) > 1:
+        console.print(sizes_table([(it.profile.compression.size, it.judgement) for it in results]))
+    if as_json:
+        print_json({"profiles": [_document(it, paths[it.profile.compression.size]) for it in results]})
+    interrupted = results[-1].interrupted
+    left = [str(size) for size in paths if size > results[-1].profile.compression.size]
+    if interrupted and left:
+        say(console, f"Not tuned yet: size {', '.join(left)}.", style="yellow")
+    return interrupted
+
+
+def _say_written(path: Path, settings: "TuneSettings", console: "Console") -> None:
+    from clusterprof.report.console import say
+
     say(console, f"Profile written to {path}; try it with")
     question = " --question TEXT" if settings.window == "query" else ""
     trial = f"apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt{question} --compare"
     say(console, f"  clusterprof {trial}")
-    if as_json:
-        print_json(_document(result, path))
-    else:
-        typer.echo(path)
-    return result.interrupted
 
 
 def _short_name(dataset: str) -> str:
@@ -146,7 +181,7 @@ def _run(
     cache: Path,
     progress: "TuneProgress",
     console: "Console",
-) -> "TuneResult":
+) -> "Iterator[TuneResult]":
     from clusterprof.profiling.tune import tune
     from clusterprof.report.console import say
     from clusterprof.report.numbers import window_text
@@ -165,26 +200,23 @@ def _run(
     say(console, f"method   {settings.method}")
     say(
         console,
-        f"sizes    {settings.size} tokens kept per head, the prompt's {window_text(settings.window)} included "
+        f"sizes    {', '.join(map(str, settings.sizes))} tokens kept per head, the prompt's "
+        f"{window_text(settings.window)} included "
         "as the window; "
         f"up to {settings.decode_tokens} decoded tokens per prompt",
     )
     with progress:
-        return tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
+        yield from tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
 
 
 def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") -> None:
     from clusterprof.report.console import say
-    from clusterprof.report.methods import methods_table, verdict
+    from clusterprof.report.methods import differences_table, methods_table, verdict
 
-    console.print(methods_table(result.methods, size=settings.size))
-    sentences = verdict(
-        result.methods,
-        searched=result.profile.search.space,
-        objective=settings.objective,
-        samples=result.samples["used"],
-    )
-    for sentence in sentences:
+    judgement = result.judgement
+    console.print(methods_table(judgement, size=result.profile.compression.size))
+    console.print(differences_table(judgement, settings.objective))
+    for sentence in verdict(judgement, space=result.profile.search.space, objective=settings.objective):
         say(console, sentence)
     if result.interrupted:
         say(
@@ -196,21 +228,24 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
 
 
 def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
-    tuning = result.profile.results.tuning
+    results = result.profile.results
     return {
         "profile": str(path),
         "best": {
             "method": result.profile.compression.method.model_dump(),
-            "objective": tuning.objective,
-            "value": tuning.value,
+            "objective": results.tuning.objective,
+            "tuning": results.tuning.value,
+            "held_out": None if results.held_out is None else results.held_out.value,
         },
+        "judged_on": "held out" if result.judgement.held_out else "tuning",
         "methods": [
             {
                 "label": scored.label,
                 "method": scored.method.model_dump() if scored.method else None,
                 **asdict(scored.scores),
+                "difference": None if scored.behind is None else asdict(scored.behind),
             }
-            for scored in result.methods
+            for scored in result.judgement.methods
         ],
         "samples": result.samples,
         "timings": result.timings,

@@ -98,7 +98,9 @@ class DatasetRecord(Section):
     rows : int
         Rows of the whole dataset.
     sampled_ids : tuple of str
-        Ids, or hashes, of the rows that were drawn, at most 4096.
+        Ids, or hashes, of the rows that were drawn to tune on, at most 4096.
+    held_out_ids : tuple of str
+        Those of the rows that judged the result.
     content_hash : str
         SHA-256 in hex of the sampled rows' content.
     prompts_cut, prompts_fitting : int
@@ -114,6 +116,7 @@ class DatasetRecord(Section):
     seed: Count
     rows: PositiveCount
     sampled_ids: Annotated[tuple[SampleId, ...], Field(min_length=1, max_length=4096)]
+    held_out_ids: Annotated[tuple[SampleId, ...], Field(max_length=4096)] = ()
     content_hash: Sha256
     prompts_cut: Count
     prompts_fitting: Count
@@ -158,7 +161,7 @@ class Score(Section):
 
 
 class Metrics(Section):
-    """How close one method's run stays to the full cache's, each a mean over the tuning samples.
+    """How close one method's run stays to the full cache's, each a mean over the samples it was judged on.
 
     Attributes
     ----------
@@ -182,18 +185,45 @@ class Metrics(Section):
     loss: Divergence
 
 
+class Difference(Section):
+    """A mean difference over samples, paired, with the ends of its 95 % interval where one can be given."""
+
+    value: Value
+    interval_95: Interval | None = None
+
+
 class Baseline(Section):
-    """One method at the profile's size and window, and how it did."""
+    """One method at the profile's size and window, and how it did.
+
+    Attributes
+    ----------
+    difference : Difference, optional
+        The tuned method's objective minus this one's, on the same samples; None for the full cache.
+    """
 
     method: Annotated[MethodConfig | Full, Field(discriminator="name")]
     metrics: Metrics
+    difference: Difference | None = None
 
 
 class Results(Section):
-    """The tuned method's scores, on the tuning samples and on others, and those of the baselines."""
+    """How the tuned method and others at its size and window did.
+
+    Attributes
+    ----------
+    tuning : Score
+        On the samples that the search saw.
+    held_out : Score, optional
+        On those that it did not see; None if there were none.
+    metrics : Metrics
+        The tuned method's, on the held-out samples or, without them, on the tuning samples.
+    baselines : tuple of Baseline
+        On the same samples as ``metrics``.
+    """
 
     tuning: Score
     held_out: Score | None = None
+    metrics: Metrics
     baselines: Annotated[tuple[Baseline, ...], Field(max_length=256)]
 
 

@@ -1,6 +1,5 @@
-"""Collecting captures: from sampled rows to prompts worth compressing, and one capture for each."""
+"""Collecting captures: one for each prompt."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from clusterprof.data import Dataset, Prompt, Row, build_prompt
-from clusterprof.errors import ClusterprofError, DataError, spares_the_run
+from clusterprof.data import Prompt
+from clusterprof.errors import spares_the_run
 from clusterprof.methods import Need
-from clusterprof.models import describe_model
 from clusterprof.profile import DroppedSample
 from clusterprof.profiling.capture import Capture, capture_prompt, end_tokens
 from clusterprof.profiling.settings import TuneListener, TuneSettings
@@ -31,67 +29,20 @@ class Captured:
     captures: list[Capture] = field(default_factory=list)
     dropped: list[DroppedSample] = field(default_factory=list)
 
-
-def build_prompts(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    rows: Sequence[Row],
-    settings: TuneSettings,
-) -> list[Prompt]:
-    """The prompts of rows, cut to what the model's context leaves beside the decoded tokens.
-
-    Raises
-    ------
-    DataError
-        If that is not more than ``size``, or a prompt's question is to be its window and is not known.
-    """
-    context = describe_model(model).max_position_embeddings or sys.maxsize
-    longest = context - settings.decode_tokens
-    if longest <= settings.size:
-        raise DataError(
-            f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
-            f"{context} for a prompt, which must be longer than --size {settings.size}; lower one of the two."
-        )
-    prompts = [build_prompt(row, tokenizer, max_tokens=longest) for row in rows]
-    if settings.window == "query":
-        for row, prompt in zip(rows, prompts, strict=True):
-            if prompt.query_length is None:
-                raise DataError(_unknown_question(row))
-    return prompts
-
-
-def _unknown_question(row: Row) -> str:
-    if row.question_start is None:
-        return (
-            f"--window query needs each prompt's question, and row {row.id!r} does not tell it from the rest; "
-            "give rows with 'context' and 'question', or use --window N."
-        )
-    return (
-        f"--window query needs to know which tokens are the question, and in row {row.id!r} it cannot be found "
-        "among the prompt's (the tokenizer is not a fast one, or its chat template rewrites the text); "
-        "use --window N."
-    )
-
-
-def longer_than_size(
-    sampled: Sequence[Prompt], dataset: Dataset, settings: TuneSettings, listener: TuneListener
-) -> list[Prompt]:
-    """The prompts that there is something to compress of.
-
-    Raises
-    ------
-    DataError
-        If there is none.
-    """
-    prompts = [prompt for prompt in sampled if len(prompt.input_ids) > settings.size]
-    listener.prepared(prompts, len(sampled) - len(prompts))
-    if not prompts:
-        longest = max(len(prompt.input_ids) for prompt in sampled)
-        raise DataError(
-            f"All {len(sampled)} sampled prompts of {dataset.name} fit in --size {settings.size} (the longest has "
-            f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
-        )
-    return prompts
+    def usable(self, prompts: Sequence[Prompt], size: int) -> "Captured":
+        """Those of some prompts that a size compresses: longer than it, and with a window below it."""
+        ids = {prompt.id for prompt in prompts}
+        part = Captured(dropped=[sample for sample in self.dropped if sample.id in ids])
+        for prompt, capture in zip(self.prompts, self.captures, strict=True):
+            if prompt.id not in ids or len(prompt.input_ids) <= size:
+                continue
+            error = _overlong(capture.window, size)
+            if error is None:
+                part.prompts.append(prompt)
+                part.captures.append(capture)
+            else:
+                part.dropped.append(DroppedSample(id=prompt.id, reason=error))
+        return part
 
 
 def capture_all(
@@ -110,11 +61,6 @@ def capture_all(
     ----------
     needs : frozenset of str
         What the methods that will choose from the captures need; words are always there.
-
-    Raises
-    ------
-    ClusterprofError
-        If none is left.
     """
     result = Captured()
     accumulate = "accumulated" in needs
@@ -122,7 +68,7 @@ def capture_all(
     for prompt in prompts:
         started, seconds = time.monotonic(), 0.0
         window = _window(prompt, settings)
-        error = _overlong(window, settings.size)
+        error = _overlong(window, max(settings.sizes))
         capture = None if error else store.load(prompt.input_ids, window, accumulated=accumulate)
         if not error and capture is None:
             try:
@@ -148,10 +94,6 @@ def capture_all(
         if not told and store.held_bytes > store.limit_bytes:
             listener.over_limit(store.limit_bytes)
             told = True
-    if not result.captures:
-        raise ClusterprofError(
-            f"No sample could be captured; the last one failed with: {result.dropped[-1].reason}"
-        )
     return result
 
 

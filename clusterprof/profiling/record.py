@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,59 +10,80 @@ import torch
 import transformers
 
 import clusterprof
-from clusterprof.data import Dataset, Prompt
-from clusterprof.methods import MethodConfig
-from clusterprof.profile import Baseline, DatasetRecord, Environment, Full, Metrics, Results, Score
+from clusterprof.data import Dataset
+from clusterprof.profile import (
+    Baseline,
+    DatasetRecord,
+    Difference,
+    Environment,
+    Full,
+    Metrics,
+    Results,
+    Score,
+)
+from clusterprof.profiling.judge import Judgement
 from clusterprof.profiling.objective import ObjectiveName, Scores
-from clusterprof.statistics import interval_95
+from clusterprof.profiling.samples import Samples
+from clusterprof.statistics import Estimate, mean_estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class MethodResult:
-    """A method's scores on the tuning samples. ``method`` is None for the full cache."""
-
-    label: str
-    method: MethodConfig | None
-    scores: Scores
-
-
 def results_record(
-    baselines: Sequence[MethodResult], tuned: Sequence[Scores], objective: ObjectiveName, seed: int
+    tuning: Sequence[Scores], judgement: Judgement, objective: ObjectiveName, seed: int
 ) -> Results:
-    """The tuned method's mean over samples with its interval, and its baselines."""
-    values = [scores[objective] for scores in tuned]
+    """The tuned method on the tuning samples, and it and its baselines on those that judge."""
+    tuned, *baselines = judgement.methods
     return Results(
-        tuning=Score(
-            objective=objective,
-            value=sum(values) / len(values),
-            interval_95=interval_95(values, seed=seed),
-            samples=len(values),
-        ),
+        tuning=_score(tuning, objective, seed),
+        held_out=_score(judgement.tuned, objective, seed) if judgement.held_out else None,
+        metrics=Metrics(**asdict(tuned.scores)),
         baselines=tuple(
-            Baseline(method=result.method or Full(), metrics=Metrics(**asdict(result.scores)))
+            Baseline(
+                method=result.method or Full(),
+                metrics=Metrics(**asdict(result.scores)),
+                difference=None if result.behind is None else _difference(result.behind),
+            )
             for result in baselines
         ),
     )
 
 
+def _score(samples: Sequence[Scores], objective: ObjectiveName, seed: int) -> Score:
+    estimate = mean_estimate([scores[objective] for scores in samples], seed=seed)
+    return Score(
+        objective=objective,
+        value=estimate.mean,
+        interval_95=_interval(estimate),
+        samples=estimate.samples,
+    )
+
+
+def _difference(estimate: Estimate) -> Difference:
+    return Difference(value=estimate.mean, interval_95=_interval(estimate))
+
+
+def _interval(estimate: Estimate) -> tuple[float, float] | None:
+    return None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
+
+
 def dataset_record(
-    dataset: Dataset, sampled: Sequence[Prompt], *, size: int, fraction: float, seed: int, tokens: int | None
+    dataset: Dataset, samples: Samples, *, size: int, seed: int, tokens: int | None
 ) -> DatasetRecord:
     """Which rows of which data were drawn, and what became of their prompts."""
     return DatasetRecord(
         name=dataset.name,
         source=dataset.source,
         split=dataset.split or None,
-        fraction=fraction,
+        fraction=len(samples.tuning) / len(dataset.rows),
         seed=seed,
         rows=len(dataset.rows),
-        sampled_ids=tuple(prompt.id for prompt in sampled),
+        sampled_ids=tuple(prompt.id for prompt in samples.tuning),
+        held_out_ids=tuple(prompt.id for prompt in samples.held_out),
         content_hash=dataset.content_hash,
-        prompts_cut=sum(prompt.tokens_cut > 0 for prompt in sampled),
-        prompts_fitting=sum(len(prompt.input_ids) <= size for prompt in sampled),
+        prompts_cut=sum(prompt.tokens_cut > 0 for prompt in samples.tuning),
+        prompts_fitting=sum(len(prompt.input_ids) <= size for prompt in samples.tuning),
         tokens=tokens,
     )
 

@@ -20,8 +20,8 @@ class TuneSettings:
 
     Attributes
     ----------
-    size : int
-        Prompt tokens kept per head, the window included.
+    sizes : tuple of int
+        Prompt tokens kept per head, the window included; each size is a search of its own on the same captures.
     method : str
         One of :func:`clusterprof.methods.method_names`.
     window : int or "query"
@@ -34,6 +34,8 @@ class TuneSettings:
         Seconds for the search.
     fraction, samples : float, int or None
         Share or number of rows to tune on.
+    holdout : int, optional
+        Other rows, that judge the result; by default as many as are tuned on, or what is left.
     capture_memory : int
         Bytes that the files of all captures may take together, see
         :class:`clusterprof.profiling.store.CaptureStore`.
@@ -41,7 +43,7 @@ class TuneSettings:
         Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
     """
 
-    size: int
+    sizes: tuple[int, ...]
     method: str = "clusterattn"
     window: Window = 32
     decode_tokens: int = 64
@@ -49,6 +51,7 @@ class TuneSettings:
     timeout: float | None = None
     fraction: float = 0.2
     samples: int | None = None
+    holdout: int | None = None
     seed: int = 0
     objective: ObjectiveName = "cosine"
     capture_memory: int = LIMIT_BYTES
@@ -60,8 +63,8 @@ class TuneSettings:
 class TuneListener(Protocol):
     """Told what a tune is doing, to show it."""
 
-    def prepared(self, prompts: "Sequence[Prompt]", fitting: int) -> None:
-        """Prompts are built; ``fitting`` more were set aside because they fit in ``size``."""
+    def prepared(self, tuning: "Sequence[Prompt]", held_out: "Sequence[Prompt]", fitting: int) -> None:
+        """Prompts are built; ``fitting`` more to tune on were set aside because they fit in the smallest size."""
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""
@@ -69,14 +72,14 @@ class TuneListener(Protocol):
     def over_limit(self, limit_bytes: int) -> None:
         """This run's captures alone take more than ``capture_memory``; they are kept nevertheless."""
 
-    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
-        """The search starts; ``done`` of ``trials`` trials are there from before."""
+    def searching(self, size: int, method: str, study: str, storage: str, done: int, trials: int) -> None:
+        """A search starts; ``done`` of ``trials`` trials are there from before."""
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """A trial ended."""
 
     def comparing(self, methods: int) -> None:
-        """The search is over; so many methods are scored for the table."""
+        """The searches of a size are over; so many methods are scored for its table."""
 
     def compared(self, label: str) -> None:
         """A method is scored."""

@@ -1,6 +1,6 @@
-"""The table that compares methods at the same size, and what it says about the tuned one."""
+"""The tables that compare methods at the same size, and what they say about the tuned one."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,9 @@ from clusterprof.report.numbers import parameters_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clusterprof.profiling.record import MethodResult
+    from clusterprof.profiling.judge import Judgement, MethodResult
+    from clusterprof.profiling.objective import ObjectiveName
+    from clusterprof.statistics import Estimate
 
 # Objective, heading, and whether more of it is better.
 _COLUMNS = (
@@ -26,20 +28,20 @@ _DIGITS = 4
 _FEW_SAMPLES = 5
 
 
-def methods_table(results: Sequence["MethodResult"], *, size: int) -> "Table":
+def methods_table(judgement: "Judgement", *, size: int) -> "Table":
     """Return the table of all methods, the best of each column in bold, the full cache not counted.
 
     Parameters
     ----------
-    results : sequence of MethodResult
-        One row each.
     size : int
         Prompt tokens kept per KV head.
     """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{size} tokens kept per head", title_justify="left")
+    results = judgement.methods
+    title = f"{size} tokens kept per head, {_prompts(judgement)}"
+    table = Table(title=title, title_justify="left")
     table.add_column("method")
     for _, heading, higher in _COLUMNS:
         table.add_column(f"{heading} {'↑' if higher else '↓'}", justify="right")
@@ -60,67 +62,126 @@ def _best(results: Sequence["MethodResult"], objective: str) -> str:
     return f"{(max if _HIGHER_IS_BETTER[objective] else min)(values):.{_DIGITS}f}"
 
 
-def verdict(
-    results: Sequence["MethodResult"], *, searched: Collection[str], objective: str, samples: int
-) -> list[str]:
-    """Say in a sentence each how the tuned method did against its default and the other methods.
+def differences_table(judgement: "Judgement", objective: "ObjectiveName") -> "Table":
+    """Return what the tuned method is ahead or behind of each other one, with its interval and what that shows."""
+    from rich.table import Table
+    from rich.text import Text
+
+    better = "higher" if _HIGHER_IS_BETTER[objective] else "lower"
+    table = Table(
+        title=f"{objective}, tuned minus other ({better} is better)",
+        title_justify="left",
+    )
+    table.add_column("against")
+    table.add_column("difference", justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("tuned is")
+    for result in judgement.methods:
+        if result.behind is not None:
+            shown = _shown(result.behind, objective)
+            interval = "too few prompts"
+            if result.behind.low is not None:
+                interval = f"{result.behind.low:+.4f} to {result.behind.high:+.4f}"
+            style = {"better": "green", "worse": "red"}.get(shown, "")
+            table.add_row(
+                Text(result.label), f"{result.behind.mean:+.4f}", interval, Text(shown, style=style)
+            )
+    return table
+
+
+def sizes_table(judgements: Sequence[tuple[int, "Judgement"]]) -> "Table":
+    """Return what the tuned method keeps of the full run at each size."""
+    from rich.table import Table
+
+    table = Table(title="tuned, by size", title_justify="left")
+    table.add_column("size", justify="right")
+    for _, heading, higher in _COLUMNS:
+        table.add_column(f"{heading} {'↑' if higher else '↓'}", justify="right")
+    for size, judgement in judgements:
+        scores = asdict(judgement.methods[0].scores)
+        table.add_row(str(size), *(f"{scores[name]:.{_DIGITS}f}" for name, _, _ in _COLUMNS))
+    return table
+
+
+def _prompts(judgement: "Judgement") -> str:
+    seen = "not tuned on" if judgement.held_out else "it was tuned on"
+    return f"{len(judgement.tuned)} prompts {seen}"
+
+
+def _shown(behind: "Estimate", objective: str) -> str:
+    """What a difference shows: nothing, if its interval reaches zero or cannot be given."""
+    if behind.samples < _FEW_SAMPLES or behind.low is None or behind.high is None:
+        return "not known"
+    low, high = (behind.low, behind.high) if _HIGHER_IS_BETTER[objective] else (-behind.high, -behind.low)
+    if low > 0:
+        return "better"
+    return "worse" if high < 0 else "equal, as far as shown"
+
+
+def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "ObjectiveName") -> list[str]:
+    """Say in a sentence each what the tuned method is worth.
 
     Parameters
     ----------
-    results : sequence of MethodResult
-        The tuned method, its paper's default, then the others, as `tune` returns them.
-    searched : collection of str
-        Names of the parameters that the search chose.
+    judgement : Judgement
+        Of all methods on the same prompts.
+    space : mapping
+        By name of each parameter that the search chose.
     objective : str
         What the search optimised.
-    samples : int
-        Prompts the scores are means over, the same that were tuned on.
     """
-    tuned, default, *others = results
-    sentences = _against_default(tuned, default, searched, objective, samples)
-    if samples < _FEW_SAMPLES:
+    tuned, default = judgement.methods[:2]
+    name = default.label.removesuffix(" default")
+    if not space:
+        return [f"{name} has nothing to tune; the profile holds it as it is."]
+    owner = "the paper's default" if name == "paper" else f"{name}'s default"
+    sentences = [_against_default(judgement, owner, space, objective)]
+    if not judgement.held_out:
         sentences.append(
-            f"{samples} prompts are few to tune on; give more data, or raise --fraction or --samples."
+            "No prompt was held out, so this says how well the search did, not how well the profile will do on others."
+        )
+    count = len(judgement.tuned)
+    if count < _FEW_SAMPLES:
+        sentences.append(
+            f"{count} prompts are few to judge by; give more data, or raise --fraction, --samples or --holdout."
         )
     # The cosine cannot compare methods, only points within one; the divergence of the next token can.
-    ahead = [result.label for result in others if result.method and _gain(result, tuned, "kl") > 0]
+    ahead = [
+        result.label for result in judgement.methods[2:] if result.method and _gain(result, tuned, "kl") > 0
+    ]
     if ahead:
         verb = "keeps" if len(ahead) == 1 else "keep"
         sentences.append(
-            f"On these samples {' and '.join(ahead)} {verb} the next token closer to the full cache's (KL)."
+            f"On these prompts {' and '.join(ahead)} {verb} the next token closer to the full cache's (KL)."
         )
     return sentences
 
 
 def _against_default(
-    tuned: "MethodResult", default: "MethodResult", searched: Collection[str], objective: str, samples: int
-) -> list[str]:
-    name = default.label.removesuffix(" default")
-    if not searched:
-        return [f"{name} has nothing to tune; the profile holds it as it is."]
-    owner = "the paper's" if name == "paper" else f"{name}'s"
-    shown = f"{owner} default ({_point(default, searched)})"
+    judgement: "Judgement", owner: str, space: Mapping[str, object], objective: "ObjectiveName"
+) -> str:
+    tuned, default = judgement.methods[:2]
+    shown = f"{owner} ({_point(default, space)})"
     if tuned.method == default.method:
-        return [f"The search found nothing better than {shown}."]
-    gain = _gain(tuned, default, objective)
-    word = "beats" if gain > 0 else "equals" if gain == 0 else "does worse than"
-    values = f"{asdict(tuned.scores)[objective]:.4f} against {asdict(default.scores)[objective]:.4f}"
-    sentences = [
-        f"Tuned ({_point(tuned, searched)}) {word} {shown} on {objective}: {values}, "
-        f"on the {samples} prompts it was tuned on."
-    ]
-    behind = [
-        column for column, _, _ in _COLUMNS if column != objective and _gain(default, tuned, column) > 0
-    ]
-    if behind:
-        sentences.append(f"The default is better on {', '.join(behind)}.")
-    return sentences
+        return f"The search found nothing better than {shown}."
+    assert default.behind is not None
+    words = {
+        "better": "beats",
+        "worse": "does worse than",
+        "equal, as far as shown": "is not shown to be better than",
+        "not known": "cannot be told from" if judgement.held_out else "is compared with",
+    }
+    values = f"{tuned.scores[objective]:.4f} against {default.scores[objective]:.4f}"
+    return (
+        f"Tuned ({_point(tuned, space)}) {words[_shown(default.behind, objective)]} {shown} on {objective}: {values}, "
+        f"on {_prompts(judgement)}."
+    )
 
 
-def _point(result: "MethodResult", searched: Collection[str]) -> str:
+def _point(result: "MethodResult", space: Mapping[str, object]) -> str:
     assert result.method is not None
     parameters = result.method.model_dump()
-    return parameters_text({name: parameters[name] for name in searched})
+    return parameters_text({name: parameters[name] for name in space})
 
 
 def _gain(result: "MethodResult", other: "MethodResult", objective: str) -> float:

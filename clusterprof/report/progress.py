@@ -47,27 +47,25 @@ class TuneProgress:
     def __exit__(self, *_: object) -> None:
         self._display.end()
 
-    def prepared(self, prompts: Sequence["Prompt"], fitting: int) -> None:
+    def prepared(self, tuning: Sequence["Prompt"], held_out: Sequence["Prompt"], fitting: int) -> None:
         """Say which prompts will be run, and which not."""
-        cut = sum(prompt.tokens_cut > 0 for prompt in prompts)
-        lengths = sorted({len(prompt.input_ids) for prompt in prompts})
-        ends = " to ".join(f"{length:,}" for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]))
-        longer = f"{len(prompts)} longer than size {self._settings.size}"
-        if prompts:
-            longer += f" ({ends} tokens)"
+        self._prompts = [*tuning, *held_out]
+        cut = sum(prompt.tokens_cut > 0 for prompt in self._prompts)
+        lengths = sorted({len(prompt.input_ids) for prompt in self._prompts})
+        ends = " to ".join(f"{length:,}" for length in dict.fromkeys([lengths[0], lengths[-1]]))
         say(
             self._console,
-            f"prompts  {longer}, {fitting} set aside because they fit in it, {cut} cut to the model's context",
+            f"prompts  {len(tuning)} longer than size {min(self._settings.sizes)} to tune on, {len(held_out)} others "
+            f"to judge by ({ends} tokens), {fitting} set aside because they fit in it, {cut} cut to the model's "
+            "context",
         )
-        self._prompts = list(prompts)
         if "accumulated" in METHODS[self._settings.method].needs:
             say(
                 self._console,
                 f"{self._settings.method} needs the attention of all queries, not only of the window's, "
                 "so captures take longer",
             )
-        if prompts:
-            self._display.begin("Capturing", len(prompts))
+        self._display.begin("Capturing", len(self._prompts))
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """Advance by one prompt."""
@@ -101,7 +99,7 @@ class TuneProgress:
             style="yellow",
         )
 
-    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
+    def searching(self, size: int, method: str, study: str, storage: str, done: int, trials: int) -> None:
         """Say where the trials are, and start counting them."""
         from clusterprof.profile.fields import without_credentials
 
@@ -109,9 +107,10 @@ class TuneProgress:
         shown = one_line(without_credentials(storage))
         before = f", {done} trials from before" if done else ""
         say(self._console, f"study    {one_line(study)}{before} (watch it with `optuna-dashboard {shown}`)")
+        self._tried = 0
         self._done_before, self._search_started = done, time.monotonic()
         self._trials = trials
-        self._display.begin("Searching", max(trials, done), done)
+        self._display.begin(f"Searching {method} at {size}", max(trials, done), done)
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """Advance by one trial."""

@@ -1,0 +1,106 @@
+"""Samples: which prompts of a dataset are tuned on, and which others judge the result."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
+from clusterprof.errors import DataError
+from clusterprof.models import describe_model
+from clusterprof.profiling.settings import TuneSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Prompts drawn from a dataset, no row twice.
+
+    Attributes
+    ----------
+    tuning : tuple of Prompt
+        What the search sees.
+    held_out : tuple of Prompt
+        What it does not see.
+    """
+
+    tuning: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+
+    def longer_than(self, size: int) -> "Samples":
+        """Those that there is something to compress of."""
+        return Samples(*(tuple(_longer(prompts, size)) for prompts in (self.tuning, self.held_out)))
+
+
+def draw_samples(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    dataset: Dataset,
+    settings: TuneSettings,
+) -> Samples:
+    """Draw rows and build their prompts, cut to what the model's context leaves beside the decoded tokens.
+
+    Raises
+    ------
+    DataError
+        If that is not more than a size, all prompts of the tuning sample fit in one, or a prompt's question is to be
+        its window and is not known.
+    """
+    rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
+    drawn = {row.id for row in rows}
+    rest = replace(dataset, rows=tuple(row for row in dataset.rows if row.id not in drawn))
+    wanted = len(rows) if settings.holdout is None else settings.holdout
+    held_out = (
+        sample_rows(rest, samples=wanted, fraction=1.0, seed=settings.seed) if wanted and rest.rows else ()
+    )
+    samples = Samples(
+        *(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)),
+    )
+    for size in settings.sizes:
+        if not samples.longer_than(size).tuning:
+            longest = max(len(prompt.input_ids) for prompt in samples.tuning)
+            raise DataError(
+                f"All {len(samples.tuning)} sampled prompts of {dataset.name} fit in --size {size} (the longest has "
+                f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+            )
+    return samples
+
+
+def _longer(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
+    return [prompt for prompt in prompts if len(prompt.input_ids) > size]
+
+
+def _prompts(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Sequence[Row],
+    settings: TuneSettings,
+) -> tuple[Prompt, ...]:
+    context = describe_model(model).max_position_embeddings or sys.maxsize
+    longest = context - settings.decode_tokens
+    if longest <= max(settings.sizes):
+        raise DataError(
+            f"--decode-tokens {settings.decode_tokens} leaves {max(longest, 0)} tokens of the model's context of "
+            f"{context} for a prompt, which must be longer than --size {max(settings.sizes)}; lower one of the two."
+        )
+    prompts = tuple(build_prompt(row, tokenizer, max_tokens=longest) for row in rows)
+    if settings.window == "query":
+        for row, prompt in zip(rows, prompts, strict=True):
+            if prompt.query_length is None:
+                raise DataError(_unknown_question(row))
+    return prompts
+
+
+def _unknown_question(row: Row) -> str:
+    if row.question_start is None:
+        return (
+            f"--window query needs each prompt's question, and row {row.id!r} does not tell it from the rest; "
+            "give rows with 'context' and 'question', or use --window N."
+        )
+    return (
+        f"--window query needs to know which tokens are the question, and in row {row.id!r} it cannot be found "
+        "among the prompt's (the tokenizer is not a fast one, or its chat template rewrites the text); "
+        "use --window N."
+    )
