@@ -185,7 +185,7 @@ def _open_study(
         "objective": settings.objective,
         "seed": settings.seed,
         "prompts": hash_text(repr([(prompt.input_ids, prompt.query_length) for prompt in prompts])),
-        "search_space": json.dumps(space.ranges()),
+        **{f"range_of_{name}": json.dumps(ends) for name, ends in space.ranges().items()},
         **asdict(origin),
         "version_of_captures": CAPTURE_VERSION,
         "version_of_scores": SCORES_VERSION,
