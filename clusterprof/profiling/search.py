@@ -77,12 +77,12 @@ def what_differs(known: Mapping[str, object], now: Mapping[str, str | int]) -> l
     # Whatever it is called.
     same_model = known.get("weights") == now.get("weights")
     differences = []
-    for part, value in now.items():
-        before = known.get(part)
-        if before != value and not (same_model and part in FOR_PEOPLE):
+    for part in {**now, **known}:
+        before, after = known.get(part, "none"), now.get(part, "none")
+        if before != after and not (same_model and part in FOR_PEOPLE):
             name = part.replace("_", " ")
-            hashed = str(value).startswith("sha256:")
-            differences.append(f"other {name}" if hashed else f"{name} {before}, now {value}")
+            hashed = str(after).startswith("sha256:")
+            differences.append(f"other {name}" if hashed else f"{name} {before}, now {after}")
     return differences
 
 

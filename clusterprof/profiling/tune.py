@@ -261,7 +261,7 @@ class _Tuner:
             "objective": settings.objective,
             "seed": settings.seed,
             "prompts": hash_text(repr(prompts)),
-            "search_space": json.dumps(space.ranges()),
+            **{f"range_of_{name}": json.dumps(ends) for name, ends in space.ranges().items()},
             **asdict(self.origin),
             "version_of_captures": CAPTURE_VERSION,
             "version_of_scores": SCORES_VERSION,

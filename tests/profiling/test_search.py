@@ -315,8 +315,10 @@ def test_a_copy_of_a_model_is_the_same_and_another_is_named(tmp_path: Path) -> N
     assert what_differs(MADE, retrained) == expected
 
 
-def test_a_part_that_was_not_kept_differs() -> None:
-    assert what_differs({}, {"seed": 0, "prompts": "sha256:aaaa"}) == ["seed None, now 0", "other prompts"]
+def test_a_part_that_only_one_has_differs() -> None:
+    now: dict[str, str | int] = {"seed": 0, "prompts": "sha256:aaaa"}
+    assert what_differs({}, now) == ["seed none, now 0", "other prompts"]
+    assert what_differs({**now, "range_of_n": "[1, 4]"}, now) == ["range of n [1, 4], now none"]
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])

@@ -155,7 +155,8 @@ def test_the_papers_own_method_keeps_its_short_name(loaded: Loaded, tmp_path: Pa
 def test_a_named_study_of_another_method_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     run(loaded, tmp_path, dataset((90,)), method="ngram", trials=1, storage=None, study="mine")
     with pytest.raises(
-        ClusterprofError, match=r"'mine' .* made with method ngram, now snapkv; search space .*--study"
+        ClusterprofError,
+        match=r"'mine' .* made with method ngram, now snapkv; range of kernel size none, now .*--study",
     ):
         run(loaded, tmp_path, dataset((90,)), method="snapkv", trials=1, storage=None, study="mine")
 
