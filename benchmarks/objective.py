@@ -55,7 +55,7 @@ def main() -> None:
     prompts = _prompts(tokenizer, arguments.workload, arguments.tuning + arguments.held_out)
     tuning = [_capture(session, prompt) for prompt in prompts[: arguments.tuning]]
     candidates = {
-        size: _points(search_space("clusterattn", tuning, size, WINDOW), arguments.points)
+        size: _points(search_space("clusterattn", tuning, size, WINDOW, "kl"), arguments.points)
         for size in arguments.sizes
     }
     done = {(record["role"], record["prompt"]) for record in _read(arguments.file)}

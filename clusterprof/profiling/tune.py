@@ -214,7 +214,7 @@ class _Tuner:
     def _find(self, method: str, size: int, tuning: Captured, evaluator: Evaluator) -> _Found:
         """Search a method's parameters, and say whether Ctrl-C ended it; what was finished by then counts."""
         settings = self.settings
-        space = search_space(method, tuning.captures, size, settings.window)
+        space = search_space(method, tuning.captures, size, settings.window, settings.objective)
         study = self._open_study(space, tuning)
         points = space.points()
         self.listener.searching(

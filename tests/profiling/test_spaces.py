@@ -9,6 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from clusterprof.methods import ClusterAttn, MethodConfig, StreamingLLM, default_method, method_names
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
+from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.profiling.spaces import SearchSpace, search_space, theta_range
 from tests.profiling.test_theta_range import attention_like, with_importance
 
@@ -28,8 +29,10 @@ DECLARED: dict[str, dict[str, Any]] = {
 }
 
 
-def space_of(name: str, captures: list[Capture] = CAPTURES, size: int = SIZE) -> SearchSpace:
-    return search_space(name, captures, size, WINDOW)
+def space_of(
+    name: str, captures: list[Capture] = CAPTURES, size: int = SIZE, objective: ObjectiveName = "kl"
+) -> SearchSpace:
+    return search_space(name, captures, size, WINDOW, objective)
 
 
 def test_every_method_has_a_space() -> None:
@@ -39,6 +42,14 @@ def test_every_method_has_a_space() -> None:
         if name == "clusterattn":
             assert ranges.pop("theta") == theta_range(CAPTURES, SIZE)
         assert ranges == declared
+
+
+@pytest.mark.parametrize("objective", DIRECTIONS)
+@pytest.mark.parametrize("name", method_names())
+def test_objectives_of_attention_do_not_choose_the_reduction(name: str, objective: ObjectiveName) -> None:
+    searched = space_of(name, objective=objective).distributions.keys()
+    every = DECLARED[name].keys() | ({"theta"} if name == "clusterattn" else set())
+    assert searched == (every if objective in {"kl", "agreement", "loss"} else every - {"importance"})
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -106,7 +117,7 @@ def test_kernels_are_odd_and_neighbours_are_side_by_side() -> None:
 def test_initial_tokens_stay_below_the_smallest_budget(windows: list[int], budget: int) -> None:
     captures = [with_importance(attention_like(), window) for window in windows]
     size = max(windows) + budget
-    high = search_space("streaming_llm", captures, size, "query").ranges()["initial_tokens"][1]
+    high = search_space("streaming_llm", captures, size, "query", "kl").ranges()["initial_tokens"][1]
     # The default is always among what is tried; where it fills the budget, it is the last.
     assert high == max(4, min(64, size - max(windows) - 1))
     if budget > 4:
@@ -114,7 +125,7 @@ def test_initial_tokens_stay_below_the_smallest_budget(windows: list[int], budge
 
 
 def test_the_window_is_kept() -> None:
-    assert search_space("topk", CAPTURES, SIZE, "query").compression({}).window == "query"
+    assert search_space("topk", CAPTURES, SIZE, "query", "cosine").compression({}).window == "query"
 
 
 def test_evicting_while_decoding_is_not_searched() -> None:
