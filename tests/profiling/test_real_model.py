@@ -71,7 +71,7 @@ def test_keeping_everything_changes_nothing(real_model: RealModel, found: Captur
 def test_search_finds_at_least_the_paper_default(real_model: RealModel, found: Capture) -> None:
     evaluator = Evaluator(real_model[0], [found])
     study = optuna.create_study(direction="maximize")
-    space = search_space("clusterattn", [found], 128, 32)
+    space = search_space("clusterattn", [found], 128, 32, "cosine")
     assert space.compression(space.first) == COMPRESSION
     search(
         study,
