@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from clusterprof.evaluation.groups import ABLATION, VARIED, comparable
+from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, ordered, settings_of
 from clusterprof.evaluation.summary import summarise
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def _group(group: Group) -> dict[str, Any]:
     return {
         "bench": group.bench,
         "environment": dict(group.environment),
+        "settings": dict(group.settings),
+        "datasets": ordered(record.dataset for record in group.records),
+        "methods": [asdict(setting) for setting in settings_of(group.records)],
         "means": [
             {"metric": metric, **_row(row, by)}
             for metric in metrics

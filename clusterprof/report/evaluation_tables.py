@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import exp
 from typing import TYPE_CHECKING
 
-from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, label_of, ordered
+from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, differing, label_of, ordered
 from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
 from clusterprof.report.sheets import rich_table
 
@@ -44,15 +44,17 @@ def evaluation_tables(records: Iterable[Record]) -> list[Table]:
     """
     groups = comparable(records)
     return [
-        rich_table(sheet, _apart(group) if len(groups) > 1 else "")
+        rich_table(sheet, _apart(group, groups) if len(groups) > 1 else "")
         for group in groups
         for sheet in evaluation_sheets(group)
     ]
 
 
-def _apart(group: Group) -> str:
-    """What tells tables of several benchmarks or models apart."""
-    return f"{group.bench}, {group.environment.get('model', 'model not named')}: "
+def _apart(group: Group, groups: Sequence[Group]) -> str:
+    """What tells a group's tables from those of the others."""
+    names = differing(other for other in groups if other.bench == group.bench)
+    found = (group.conditions.get(name, "") for name in names if name != "model")
+    return f"{', '.join((group.bench, group.environment.get('model', 'model not named'), *found))}: "
 
 
 def evaluation_notes(records: Iterable[Record]) -> list[str]:

@@ -79,6 +79,25 @@ def test_a_needle_map_has_each_cells_mean() -> None:
     assert full.images[0].get_clim() == (0, 1)
 
 
+def test_parameters_that_differ_have_maps_and_lines_of_their_own() -> None:
+    name = "snapkv (a profile with a long name-128)"
+    records = [
+        record(
+            method=name.replace("128", f"{size}"),
+            size=size,
+            parameters={"name": "snapkv", "kernel_size": kernel},
+            scores={"accuracy": right},
+        )
+        for kernel, right in ((5, 0.0), (7, 1.0))
+        for size in (128, 256)
+    ]
+    over_sizes, *found = plots(records)
+    names = [f"snapkv (a profile with a long\nname), kernel_size {kernel}" for kernel in (5, 7)]
+    assert legend(over_sizes.figure) == names
+    for plot in found:
+        assert list(maps(plot.figure)) == [f"{names[0]}  0.00", f"{names[1]}  1.00"]
+
+
 def test_there_is_a_needle_map_per_size_and_a_panel_per_method() -> None:
     over_sizes, *found = plots(needle_run(FEW, repeats=1))
     assert [plot.title for plot in found] == [

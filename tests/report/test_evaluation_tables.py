@@ -242,6 +242,35 @@ def test_several_models_are_named() -> None:
     assert "needle, b (copy): Share of right answers" in text
 
 
+def test_settings_that_differ_are_named() -> None:
+    records = [
+        record(bench="fit", method="topk", scores={"kl": 0.1}, settings={"decode_tokens": steps})
+        for steps in (4, 64)
+    ]
+    text = on_a_terminal(records)
+    assert "fit, tiny/llama, 4: " in text
+    assert "fit, tiny/llama, 64: " in text
+
+
+def test_parameters_that_differ_are_rows_means_and_lines_of_their_own() -> None:
+    long = "snapkv (a profile with a name that is as long as names of profiles may be)"
+    records = [
+        record(
+            method=long,
+            prompt=prompt,
+            parameters={"name": "snapkv", "kernel_size": size},
+            scores={"accuracy": right},
+        )
+        for size, right in ((5, 0.0), (7, 1.0))
+        for prompt in ("a", "b")
+    ]
+    names = [f"{long}, kernel_size {size}" for size in (5, 7)]
+    assert [row[1:4:2] for row in rows(sheets(records)[0])] == [[names[0], "0.000"], [names[1], "1.000"]]
+    (group,) = summary_document(records)["groups"]
+    means = {it["method"]: it["mean"] for it in group["means"] if it["metric"] == "accuracy"}
+    assert means == {names[0]: 0.0, names[1]: 1.0}
+
+
 def test_names_are_text_not_markup() -> None:
     text = on_a_terminal([record(method="[red]x[/red]", parameters={"name": "x"})])
     assert "[red]x[/red]" in text
@@ -265,6 +294,13 @@ def test_the_document_has_every_mean_with_interval_and_differences() -> None:
     (group,) = summary_document(needles())["groups"]
     assert group["bench"] == "needle"
     assert group["environment"] == ENVIRONMENT
+    assert group["settings"] == {}
+    assert group["datasets"] == ["needle"]
+    topk = next(it for it in group["methods"] if it["method"] == "topk")
+    assert topk == {
+        "method": "topk", "sizes": (128,), "parameters": {"name": "topk"}, "window": 32,
+        "origin": "its paper's values",
+    }  # fmt: skip
     mean = mean_estimate(VALUES["topk"])
     found = [it for it in group["means"] if it["method"] == "topk" and not it["labels"]]
     assert found[0] | {"differences": {}} == {
