@@ -24,7 +24,7 @@ Value = int | float | str
 # What an ablation varies in a method.
 VARIED = ("num_block", "theta", "n")
 # Labels that say what was done to a prompt, not which prompt it was.
-_NOT_OF_THE_PROMPT = (*VARIED, "fits")
+_NOT_OF_THE_PROMPT = (*VARIED, "fits", "cut")
 # A run that was continued on another day is the same run.
 _OF_THE_DAY = ("created",)
 _SHOWN = 60
@@ -40,6 +40,11 @@ class Group:
     environment: Mapping[str, str]
     settings: Mapping[str, Any]
     records: tuple[Record, ...]
+
+    @property
+    def prompts(self) -> int:
+        """How many there are."""
+        return len({prompt_key(record) for record in self.records})
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -182,6 +187,11 @@ def prompt_key(record: Record) -> PromptKey:
         f"{name}={value}" for name, value in sorted(record.labels.items()) if name not in _NOT_OF_THE_PROMPT
     )
     return (record.asked or "", record.dataset, record.prompt, record.prompt_tokens, *labels)
+
+
+def prompts_with(label: str, records: Iterable[Record]) -> int:
+    """Count the prompts that have a label, such as "cut"."""
+    return len({prompt_key(record) for record in records if label in record.labels})
 
 
 def label_of(record: Record, name: str) -> Value:

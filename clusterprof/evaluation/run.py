@@ -153,6 +153,8 @@ def _record(
     labels = {**task.labels, **dict(entrant.contestant.labels)}
     if entrant.size is not None and not entrant.evicts(task.prompt) and not entrant.evicts_decoded:
         labels["fits"] = 1
+    if task.prompt.tokens_cut:
+        labels["cut"] = task.prompt.tokens_cut
     return Record(
         key=key,
         bench=bench.name,

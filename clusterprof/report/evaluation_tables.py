@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from clusterprof.report.sheets import Sheet
     from clusterprof.statistics import Estimate
 
+# A benchmark, and the metric that is derived from its losses.
+PERPLEXITY = "perplexity"
 # A loss beyond which its exponential is only a long number.
 _HOPELESS = 20.0
 _READING = (
     "In brackets are 95 % intervals, from a bootstrap over prompts; differences are over the same prompts at the same "
-    "size, and dim where their interval includes 0 or there are too few prompts: that proves nothing either way."
+    "size (all of the row's, unless the number of pairs is given), and dim where their interval includes 0 or there "
+    "are too few prompts: that proves nothing either way."
 )
 
 
@@ -99,9 +102,9 @@ def _perplexity(records: Sequence[Record]) -> list[Sheet]:
 
 
 def perplexity_of(loss: Estimate) -> tuple[str, Estimate]:
-    """Return the perplexity of a mean loss, as a metric's name and an estimate."""
+    """Return the perplexity of a mean loss, its exponential, as a metric's name and an estimate."""
     low, high = (None if end is None else _exp(end) for end in (loss.low, loss.high))
-    return "perplexity", replace(loss, mean=_exp(loss.mean), low=low, high=high)
+    return PERPLEXITY, replace(loss, mean=_exp(loss.mean), low=low, high=high)
 
 
 def _exp(loss: float) -> float:
@@ -146,7 +149,7 @@ _BENCHES: dict[str, Callable[[Sequence[Record]], list[Sheet]]] = {
     "needle": _needle,
     "lines": _accuracy,
     "longbench": _longbench,
-    "perplexity": _perplexity,
+    PERPLEXITY: _perplexity,
     "hit-rate": _hit_rate,
     "fit": _fit,
     "held-out": _held_out,

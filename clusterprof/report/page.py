@@ -124,7 +124,7 @@ def _part(group: Group, name: str, prefix: str) -> Part:
     return Part(
         name=name,
         model=group.environment.get("model", _NOT_NAMED),
-        prompts=len({(record.dataset, record.prompt, record.prompt_tokens) for record in group.records}),
+        prompts=group.prompts,
         datasets=tuple(dict.fromkeys(record.dataset for record in group.records)),
         drawings=tuple(drawings),
         sheets=tuple(evaluation_sheets(group)),

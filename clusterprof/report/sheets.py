@@ -26,7 +26,7 @@ class Entry:
     Attributes
     ----------
     detail : str
-        The interval that goes with the text.
+        What goes with the text: the interval, and the number of pairs where that is not the number of prompts.
     strong, weak : bool
         Whether it stands out, or shows nothing because its interval includes 0.
     """
@@ -66,12 +66,13 @@ def mean_entry(estimate: "Estimate | None", metric: "Metric", *, strong: bool = 
     return Entry(metric.text(estimate.mean), _interval(estimate, metric.text), strong=strong)
 
 
-def difference_entry(difference: "Estimate | None", metric: "Metric") -> Entry:
-    """Return a paired difference and its interval."""
+def difference_entry(difference: "Estimate | None", metric: "Metric", prompts: int) -> Entry:
+    """Return a paired difference and its interval, and how many pairs there are unless they are all the prompts."""
     if difference is None:
         return Entry(_NOTHING)
-    text, interval = metric.signed(difference.mean), _interval(difference, metric.signed)
-    return Entry(text, interval, weak=not excludes_zero(difference))
+    pairs = f"{difference.samples:,} pairs" if difference.samples != prompts else ""
+    detail = " ".join(filter(None, (_interval(difference, metric.signed), pairs)))
+    return Entry(metric.signed(difference.mean), detail, weak=not excludes_zero(difference))
 
 
 def _interval(estimate: "Estimate", text: Callable[[float], str]) -> str:

@@ -133,6 +133,12 @@ def test_a_prompt_that_fits_is_marked(session: Session, tasks: list[Task], tmp_p
     assert {it.labels.get("fits", 0) for it in records} == {0, 1}
 
 
+def test_a_prompt_that_was_cut_is_marked(session: Session, tasks: list[Task], tmp_path: Path) -> None:
+    cut = changed_prompt(tasks[0], tokens_cut=7)
+    records, _ = measure(session, [cut, tasks[1]], tmp_path / "run.jsonl")
+    assert [it.labels for it in records] == [{"cut": 7}] * 3 + [{}] * 3
+
+
 def test_a_rerun_measures_nothing_anew(session: Session, tasks: list[Task], tmp_path: Path) -> None:
     path, heard = tmp_path / "run.jsonl", Heard()
     first, _ = measure(session, tasks, path)
