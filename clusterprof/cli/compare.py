@@ -44,7 +44,7 @@ def compare(
             "--output",
             "-o",
             help="File of results, JSON lines; one that is there is continued.",
-            show_default="runs/held-out-MODEL.jsonl",
+            show_default="runs/held-out-MODEL.jsonl, with a hash where the model's name does not fit a file",
         ),
     ] = None,
     model: opt.ProfilesModel = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, differing, label_of, ordered
 from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
-from clusterprof.report.sheets import rich_table
+from clusterprof.report.sheets import rich_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,8 +37,8 @@ def evaluation_sheets(group: Group) -> list[Sheet]:
     return [sheet for sheet in sheets if sheet.sections]
 
 
-def evaluation_tables(records: Iterable[Record]) -> list[Table]:
-    """Return the tables of records for a terminal.
+def evaluation_tables(records: Iterable[Record], width: int) -> list[Table]:
+    """Return the tables of records for a terminal of so many columns.
 
     Raises
     ------
@@ -47,9 +47,10 @@ def evaluation_tables(records: Iterable[Record]) -> list[Table]:
     """
     groups = comparable(records)
     return [
-        rich_table(sheet, _apart(group, groups) if len(groups) > 1 else "")
+        table
         for group in groups
         for sheet in evaluation_sheets(group)
+        for table in rich_tables(sheet, width, _apart(group, groups) if len(groups) > 1 else "")
     ]
 
 

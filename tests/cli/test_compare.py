@@ -280,7 +280,8 @@ def test_the_profile_of_another_model_is_refused(
     compare: Callable[..., Finished], tuned: Path, tmp_path: Path
 ) -> None:
     other = edited(tuned, tmp_path / "other.json", "model", head_dim=99)
-    assert "was made for another model (head_dim: profile 99, model 16)" in refusal(compare(other))
+    message = refusal(compare(other))
+    assert "was made for another model (head_dim: profile 99, model 16); tune one for this model." in message
 
 
 def test_a_profile_without_a_model_needs_one(

@@ -608,7 +608,8 @@ def test_the_profile_of_another_model_is_refused(
     other = edited(profile_file, tmp_path / "other.json", "model", num_hidden_layers=7)
     finished = needle("--methods", f"topk,{other}")
     assert finished.code == 1
-    assert "was made for another model (num_hidden_layers: profile 7, model 2)" in finished.err
+    assert "was made for another model (num_hidden_layers: profile 7, model 2); tune one" in finished.err
+    assert "--force" not in finished.err
     assert "Measuring" not in finished.err
 
 

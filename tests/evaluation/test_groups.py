@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 
 from clusterprof.errors import DataError
@@ -144,7 +146,7 @@ def test_two_profiles_of_one_size_keep_their_names() -> None:
     assert [it.method for it in group.records] == [method for method, _ in named]
 
 
-def tuned(*parameters: dict[str, object], **fields: object) -> list[Record]:
+def tuned(*parameters: Mapping[str, object], **fields: object) -> list[Record]:
     """A result of one profile for each of these parameters of SnapKV."""
     fields = {"method": "snapkv (needle-128)", **fields}
     return [record(parameters={"name": "snapkv", **it}, **fields) for it in parameters]
@@ -173,7 +175,7 @@ def test_a_profile_that_was_tuned_again_is_another_method() -> None:
     ],
 )
 def test_as_much_is_said_as_tells_parameters_apart(
-    parameters: list[dict[str, object]], names: list[str]
+    parameters: list[Mapping[str, object]], names: list[str]
 ) -> None:
     (group,) = comparable(tuned(*parameters, method="snapkv"))
     assert [it.method for it in group.records] == [", ".join(filter(None, ("snapkv", it))) for it in names]

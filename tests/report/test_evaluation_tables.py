@@ -1,4 +1,5 @@
 import io
+import re
 from math import exp
 
 import pytest
@@ -14,6 +15,7 @@ from clusterprof.statistics import mean_estimate, paired_difference
 from tests.evaluation.examples import (
     ENVIRONMENT,
     ablation_run,
+    every_run,
     fit_run,
     hit_rate_run,
     lines_run,
@@ -53,7 +55,7 @@ def rows(sheet: Sheet) -> list[list[str]]:
 
 def on_a_terminal(records: list[Record], width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False)
-    for table in evaluation_tables(records):
+    for table in evaluation_tables(records, width):
         console.print(table)
     shown = console.file
     assert isinstance(shown, io.StringIO)
@@ -291,10 +293,31 @@ def test_terminals_show_all_of_it() -> None:
     assert evaluation_notes(list(samples_run())) == []
 
 
-def test_a_wide_table_has_intervals_below_means() -> None:
-    text = on_a_terminal(list(longbench_run(repeats=3)))
-    assert "clusterattn" in text
-    assert "streaming_llm" in text
+def test_a_table_that_does_not_fit_has_intervals_below_means() -> None:
+    records = needles()
+    assert "0.333 [" in on_a_terminal(records, 100)
+    narrow = on_a_terminal(records, 85)
+    assert f"{MINUS}0.500 [" not in narrow
+    assert f"{MINUS}0.500 " in narrow
+    assert narrow.count("Share of right answers (") == 1
+
+
+@pytest.mark.parametrize("bench", [bench for bench in every_run() if bench != "samples"])
+def test_tables_fit_into_80_columns(bench: str) -> None:
+    records = every_run()[bench]
+    records += [
+        it.model_copy(
+            update={"method": f"snapkv (a profile with a long name-{it.size})", "key": it.key[::-1]}
+        )
+        for it in records
+        if it.method == "snapkv"
+    ]
+    text = on_a_terminal(records, 80)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    # All columns are there, and no number is broken.
+    whole = on_a_terminal(records, 1000)
+    numbers = re.compile(rf"[{MINUS}+]?\d[\d.,]*\d|\[.*?\]")
+    assert set(numbers.findall(whole)) == set(numbers.findall(text))
 
 
 def test_several_models_are_named() -> None:

@@ -205,7 +205,7 @@ def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
         print_json({"results": str(path), **summary_document(records)})
         return
     console = result_console()
-    for table in [*answer_tables(records), *evaluation_tables(records)]:
+    for table in [*answer_tables(records), *evaluation_tables(records, console.width)]:
         console.print(table)
     for sentence in evaluation_notes(records):
         say(console, sentence)
