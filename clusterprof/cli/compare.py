@@ -59,8 +59,8 @@ def compare(
     from clusterprof.profile import Profile
 
     loaded = [Profile.load(path) for path in profiles]
-    data = _Data.of(loaded)
     compared = contestants([*(str(path.absolute()) for path in profiles), *names_of(methods, "--methods")])
+    data = _Data.of(loaded, [it.profile for it in compared if it.profile is not None])
     entering = entrants(compared, [], loaded[0].compression.window)
     check_replayable(entering)
     options = RunOptions(
@@ -105,7 +105,8 @@ class _Data:
     seen: frozenset[str]
 
     @classmethod
-    def of(cls, profiles: "list[Profile]") -> "_Data":
+    def of(cls, profiles: "list[Profile]", compared: "list[Profile]") -> "_Data":
+        """The data of profiles; ``compared`` are those of --methods, too, which may be of other data."""
         first = profiles[0].dataset
         for profile in profiles:
             other = profile.dataset
@@ -115,7 +116,8 @@ class _Data:
                     f"The profiles were tuned on different data ({_shown(first)} and {_shown(other)}); compare those "
                     "of the same data with one another."
                 )
-        seen = frozenset(name for profile in profiles for name in profile.dataset.sampled_ids)
+        tuned_on = [it.dataset for it in compared if it.dataset.content_hash == first.content_hash]
+        seen = frozenset(name for dataset in tuned_on for name in dataset.sampled_ids)
         return cls(first.name, first.tokens, first.seed, first.content_hash, seen)
 
 
@@ -154,6 +156,11 @@ def _held_out(
     def make(maker: "TaskMaker") -> "list[Task]":
         dataset = known or load_rows(data.name, data.tokens, data.seed, data_dir, templates, maker.tokenizer)
         assert dataset is not None
-        return maker.make(dataset.name, choose(dataset), max_new_tokens=decode_tokens)
+        return maker.make(
+            dataset.name,
+            choose(dataset),
+            max_new_tokens=decode_tokens,
+            content_hash=dataset.content_hash,
+        )
 
     return make

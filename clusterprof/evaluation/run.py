@@ -17,7 +17,7 @@ from clusterprof.text import one_line
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
 
-# Raise it when what a result means, or how it is computed, changes.
+# Raise it when what results mean, or how they are computed, changes; of one benchmark alone, its settings say so.
 _VERSION = 1
 # Characters of a dataset's name, which may be a path, that a record has room for.
 _SHOWN = 500

@@ -202,6 +202,18 @@ def test_profiles_of_one_file_by_two_names_are_of_the_same_data(
     assert len(results(compare(tuned, snapkv, "--methods", "full", "--json"))) > 0
 
 
+def test_rows_that_a_profile_among_the_methods_was_tuned_on_are_not_held_out(
+    compare: Callable[..., Finished], tuned: Path, snapkv: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(Profile.load(tuned).dataset.name)
+    edited(snapkv, snapkv, "dataset", name=str(link))
+    finished = compare(tuned, "--methods", snapkv, "--json")
+    seen = {name for path in (tuned, snapkv) for name in Profile.load(path).dataset.sampled_ids}
+    assert {it.prompt for it in results(finished)} == {f"r{n}" for n in range(10)} - seen
+    assert "was tuned on" not in finished.err
+
+
 def test_rows_of_longbench_that_cannot_be_scored_are_found_before_the_model_is_loaded(
     compare: Callable[..., Finished], tune: Tune, tmp_path: Path
 ) -> None:

@@ -380,6 +380,11 @@ def test_samples_are_as_long_as_was_asked_for(run: Run, model_folder: Path, aske
         assert finished.code == 0, finished.err
         # One token per character, and an end is possible at any of them.
         assert 0 < max(len(it.text or "") for it in results(f"{most}.jsonl")) <= most
+    groups = run(*command, "--decode-tokens", 3, "-o", "6.jsonl", "--json").json()["groups"]
+    assert [(it["settings"], it["prompts"]) for it in groups] == [({"decode_tokens": 3}, 1)]
+    assert len(results("6.jsonl")) == 6
+    shown = run("report", "6.jsonl", "--json").json()["groups"]
+    assert [(it["settings"], it["prompts"]) for it in shown] == [({}, 1), ({"decode_tokens": 3}, 1)]
 
 
 def test_samples_without_references(run: Run, model_folder: Path, dataset_file: Path) -> None:

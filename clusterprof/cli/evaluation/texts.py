@@ -70,10 +70,12 @@ def samples(
     from clusterprof.evaluation.generation import GenerationBenchmark, score_sample
 
     tasks = loaded_tasks(data, samples=samples, seed=options.seed, max_new_tokens=decode_tokens)
+    # Answers of other lengths are not to be averaged with these.
+    settings = {} if decode_tokens is None else {"decode_tokens": decode_tokens}
     run(
         options,
         Plan(
-            GenerationBenchmark("samples", score_sample),
+            GenerationBenchmark("samples", score_sample, settings),
             entering(chosen, options.window),
             tasks,
             longest=max_tokens,
