@@ -56,7 +56,7 @@ class Record(BaseModel):
     origin : str
         Where the method's parameters are from: its paper's values, or which profile.
     parameters : dict
-        The method's own, its name included; ``{"name": "full"}`` for the full cache.
+        The method's own, its name and version included; ``{"name": "full"}`` for the full cache.
     size, window : int, optional
         Tokens kept per head and the observation window; None for the full cache.
     scores : dict

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clusterprof.errors import spares_the_run
+from clusterprof.evaluation.contestants import FULL
 from clusterprof.evaluation.records import Record, RunFile, record_key
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.models import describe_model
@@ -118,8 +119,17 @@ def _key(asked: str, entrant: Entrant) -> str:
             "asked": asked,
             "label": entrant.contestant.label,
             "compression": None if compression is None else compression.model_dump(mode="json"),
+            "parameters": _parameters(entrant),
         }
     )
+
+
+def _parameters(entrant: Entrant) -> dict[str, Any]:
+    """The method's own, and its version: the same parameters may once have selected other positions."""
+    if entrant.compression is None:
+        return {"name": FULL}
+    method = entrant.compression.method
+    return {**method.model_dump(mode="json"), "version": method.version}
 
 
 def _asked(session: Session, bench: Benchmark, task: Task) -> dict[str, Any]:
@@ -165,7 +175,7 @@ def _record(
         labels=labels,
         method=entrant.contestant.label,
         origin=entrant.contestant.origin,
-        parameters={"name": "full"} if compression is None else compression.method.model_dump(mode="json"),
+        parameters=_parameters(entrant),
         size=entrant.size,
         window=None if compression is None else compression.window,
         scores=dict(measured.scores),
