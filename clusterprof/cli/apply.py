@@ -166,7 +166,7 @@ def _differences(
     from clusterprof.text import one_line
 
     if not force:
-        profile.check(model, tokenizer)
+        profile.check(model, tokenizer, otherwise=", or apply it all the same with --force")
         return []
     found = profile.mismatches(model, tokenizer)
     if found:

@@ -1,7 +1,7 @@
 """`clusterprof compare PROFILE...`: profiles against the baselines, on samples that they were not tuned on."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,8 @@ from clusterprof.errors import DataError, ProfileError
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
+    from clusterprof.data import Dataset, Row
+    from clusterprof.evaluation.held_out import HeldOutBenchmark
     from clusterprof.evaluation.tasks import Task, TaskMaker
     from clusterprof.profile import DatasetRecord, Profile
 
@@ -42,7 +44,7 @@ def compare(
             "--output",
             "-o",
             help="File of results, JSON lines; one that is there is continued.",
-            show_default="runs/held-out-MODEL.jsonl",
+            show_default="runs/held-out-MODEL.jsonl, with a hash where the model's name does not fit a file",
         ),
     ] = None,
     model: opt.ProfilesModel = None,
@@ -57,8 +59,8 @@ def compare(
     from clusterprof.profile import Profile
 
     loaded = [Profile.load(path) for path in profiles]
-    data = _Data.of(loaded)
     compared = contestants([*(str(path.absolute()) for path in profiles), *names_of(methods, "--methods")])
+    data = _Data.of(loaded, [it.profile for it in compared if it.profile is not None])
     entering = entrants(compared, [], loaded[0].compression.window)
     check_replayable(entering)
     options = RunOptions(
@@ -69,8 +71,27 @@ def compare(
         as_json=as_json,
     )
     bench = HeldOutBenchmark(scorer_of(data.name), decode_tokens)
-    tasks = _held_out(data, samples, decode_tokens, data_dir, templates)
+    held_out = _held_out(data, samples, decode_tokens, data_dir, templates)
+
+    def tasks(maker: "TaskMaker") -> "list[Task]":
+        made = held_out(maker)
+        _say_if_not_scored(bench, made)
+        return made
+
     run(options, Plan(bench, entering, tasks, decode_tokens=decode_tokens))
+
+
+def _say_if_not_scored(bench: "HeldOutBenchmark", tasks: "Sequence[Task]") -> None:
+    from clusterprof.report.console import message_console, say
+
+    longest = max((task.row.max_new_tokens or 0 for task in tasks if not bench.is_scored(task)), default=0)
+    if bench.score is not None and longest:
+        say(
+            message_console(),
+            f"Answers may have {longest} tokens here and would be cut at {bench.decode_tokens}, so they are not "
+            f"scored; use --decode-tokens {longest}.",
+            style="yellow",
+        )
 
 
 @dataclass(frozen=True)
@@ -84,20 +105,19 @@ class _Data:
     seen: frozenset[str]
 
     @classmethod
-    def of(cls, profiles: "list[Profile]") -> "_Data":
+    def of(cls, profiles: "list[Profile]", compared: "list[Profile]") -> "_Data":
+        """The data of profiles; ``compared`` are those of --methods, too, which may be of other data."""
         first = profiles[0].dataset
         for profile in profiles:
             other = profile.dataset
-            if (other.name, other.tokens, other.content_hash) != (
-                first.name,
-                first.tokens,
-                first.content_hash,
-            ):
+            # Whatever the file is called.
+            if other.content_hash != first.content_hash:
                 raise ProfileError(
                     f"The profiles were tuned on different data ({_shown(first)} and {_shown(other)}); compare those "
                     "of the same data with one another."
                 )
-        seen = frozenset(name for profile in profiles for name in profile.dataset.sampled_ids)
+        tuned_on = [it.dataset for it in compared if it.dataset.content_hash == first.content_hash]
+        seen = frozenset(name for dataset in tuned_on for name in dataset.sampled_ids)
         return cls(first.name, first.tokens, first.seed, first.content_hash, seen)
 
 
@@ -109,15 +129,10 @@ def _shown(dataset: "DatasetRecord") -> str:
 def _held_out(
     data: _Data, samples: int | None, decode_tokens: int, data_dir: Path | None, templates: Path | None
 ) -> "Callable[[TaskMaker], list[Task]]":
-    rows = load_rows(data.name, data.tokens, data.seed, data_dir, templates, None)
+    from clusterprof.data import sample_rows
+    from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK, check_rows
 
-    def make(maker: "TaskMaker") -> "list[Task]":
-        from dataclasses import replace
-
-        from clusterprof.data import sample_rows
-
-        dataset = rows or load_rows(data.name, data.tokens, data.seed, data_dir, templates, maker.tokenizer)
-        assert dataset is not None
+    def choose(dataset: "Dataset") -> "tuple[Row, ...]":
         if dataset.content_hash != data.content_hash:
             raise DataError(
                 f"The rows of {one_line(data.name)} are not those that the profiles were tuned on (another file, other "
@@ -130,6 +145,22 @@ def _held_out(
                 "out; tune with a smaller --fraction."
             )
         chosen = sample_rows(replace(dataset, rows=unseen), fraction=1.0, samples=samples, seed=data.seed)
-        return maker.make(dataset.name, chosen, max_new_tokens=decode_tokens)
+        if dataset.name in GROUP_OF_TASK:
+            check_rows(dataset.name, chosen)
+        return chosen
+
+    known = load_rows(data.name, data.tokens, data.seed, data_dir, templates, None)
+    if known is not None:
+        choose(known)
+
+    def make(maker: "TaskMaker") -> "list[Task]":
+        dataset = known or load_rows(data.name, data.tokens, data.seed, data_dir, templates, maker.tokenizer)
+        assert dataset is not None
+        return maker.make(
+            dataset.name,
+            choose(dataset),
+            max_new_tokens=decode_tokens,
+            content_hash=dataset.content_hash,
+        )
 
     return make

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterprof.evaluation import fit, hit_rate
 from clusterprof.evaluation.run import Measured
+from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
 
 if TYPE_CHECKING:
@@ -68,10 +69,7 @@ class FitBenchmark:
         self, session: Session, task: Task, entering: Sequence[Entrant]
     ) -> Iterator[tuple[Entrant, Measured]]:
         """Replay every entrant on the task's capture."""
-        for window in sorted({session.window(it, task) for it in entering}):
-            alike = [it for it in entering if session.window(it, task) == window]
-            needs = set().union(*(it.needs for it in alike))
-            capture = session.capture(task, window, accumulate="accumulated" in needs)
+        for capture, alike in session.by_window(task, entering):
             for entrant in alike:
-                assert entrant.compression is not None
-                yield entrant, Measured(*fit.measure(session.model, capture, entrant.compression))
+                chosen = kept(entrant, capture.observation)
+                yield entrant, Measured(*fit.measure(session.model, capture, chosen))

@@ -108,7 +108,12 @@ def tuned_on(entering: Iterable[Entrant], tasks: Sequence[Task]) -> list[str]:
         if contestant.profile is None:
             continue
         data = contestant.profile.dataset
-        seen = sum(task.dataset == data.name and task.row.id in data.sampled_ids for task in tasks)
+        ids = frozenset(data.sampled_ids)
+        # A file has several names, and a file that was added to since still has its rows.
+        seen = sum(
+            task.row.id in ids and (task.content_hash == data.content_hash or task.dataset == data.name)
+            for task in tasks
+        )
         if seen:
             sentences.append(
                 f"{contestant.label} was tuned on {seen:,} of these {len(tasks):,} prompts, so its results there are "

@@ -63,18 +63,18 @@ def greedy(
 
 @torch.inference_mode()
 def answer_losses(
-    model: PreTrainedModel, answer: Tensor, cache: Cache, first: Tensor, rows: int, *, step: int
+    model: PreTrainedModel, answer: Tensor, cache: Cache, rows: int, *, step: int
 ) -> list[float]:
-    """Mean loss of a given answer in each row, in nats per token.
+    """Mean loss of a given answer in each row after its first token, in nats per token.
+
+    The first token comes from the prefill, which saw the whole prompt: no compression can change its loss.
 
     Parameters
     ----------
     answer : Tensor
-        int64 ``(tokens,)``.
+        int64 ``(tokens,)``, at least two.
     cache : Cache
         Of ``rows`` rows; it is used up.
-    first : Tensor
-        Log-probabilities of the first token after the prompt, ``(vocabulary,)``.
     step : int
         Tokens that are fed at a time.
 
@@ -83,7 +83,7 @@ def answer_losses(
     CompressionError
         If the logits are not finite.
     """
-    total = first[answer[0]].expand(rows)
+    total = torch.zeros(rows, device=answer.device)
     for start in range(0, len(answer) - 1, step):
         fed = answer[start : min(start + step, len(answer) - 1)]
         expected = answer[start + 1 : start + 1 + len(fed)]
@@ -92,5 +92,5 @@ def answer_losses(
             raise CompressionError("The model's logits are not finite.")
         log_probs = logits.log_softmax(dim=-1).gather(2, expected.expand(rows, -1)[..., None])
         total = total + log_probs.sum(dim=(1, 2))
-    losses: list[float] = (-total / len(answer)).tolist()
+    losses: list[float] = (-total / (len(answer) - 1)).tolist()
     return losses

@@ -3,28 +3,27 @@
 from dataclasses import fields
 
 from pydantic import JsonValue
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from clusterprof.evaluation.records import numbers
-from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.replay import Replay, replay
-from clusterprof.runtime.selection import kept_positions
 
 
 def measure(
-    model: PreTrainedModel, capture: Capture, compression: Compression
+    model: PreTrainedModel, capture: Capture, kept: Tensor
 ) -> tuple[dict[str, float], dict[str, JsonValue]]:
-    """Replay a compression on a capture.
+    """Replay what a compression keeps on a capture.
 
     Parameters
     ----------
     model : PreTrainedModel
         The model that was captured.
     capture : Capture
-        Of a prompt longer than the compression's size, with what its method needs.
-    compression : Compression
-        Its window is the capture's.
+        Of one prompt.
+    kept : Tensor
+        Its positions that survive, int64 ``(layers, kv_heads, size)``.
 
     Returns
     -------
@@ -39,7 +38,6 @@ def measure(
     CompressionError
         If a result is not finite; it names the layer.
     """
-    kept = kept_positions(compression.method, capture.observation, compression.size)
     result = replay(model, capture, kept)
     scores = {field.name: float(getattr(result, field.name).mean()) for field in fields(Replay)}
     by_head = numbers(result.cosine.mean(dim=-1).tolist())

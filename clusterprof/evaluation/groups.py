@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterprof.errors import DataError
 from clusterprof.evaluation.contestants import FULL
@@ -16,6 +16,7 @@ from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.records import Record
+    from clusterprof.profile import Window
 
 SNAPKV = "snapkv"
 ABLATION = "ablation"
@@ -23,7 +24,7 @@ Value = int | float | str
 # What an ablation varies in a method.
 VARIED = ("num_block", "theta", "n")
 # Labels that say what was done to a prompt, not which prompt it was.
-_NOT_OF_THE_PROMPT = (*VARIED, "fits")
+_NOT_OF_THE_PROMPT = (*VARIED, "fits", "cut")
 # A run that was continued on another day is the same run.
 _OF_THE_DAY = ("created",)
 _SHOWN = 60
@@ -37,7 +38,25 @@ class Group:
 
     bench: str
     environment: Mapping[str, str]
+    settings: Mapping[str, Any]
     records: tuple[Record, ...]
+
+    @property
+    def prompts(self) -> int:
+        """How many there are."""
+        return len({prompt_key(record) for record in self.records})
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Environment and settings as texts, by name: what tells a group from others of its benchmark."""
+        return {**self.environment, **{name: str(value) for name, value in self.settings.items()}}
+
+
+def differing(groups: Iterable[Group]) -> list[str]:
+    """Return the names of the conditions in which groups differ, the model first."""
+    conditions = [group.conditions for group in groups]
+    names = dict.fromkeys(("model", *(name for each in conditions for name in each)))
+    return [name for name in names if len({each.get(name) for each in conditions}) > 1]
 
 
 def comparable(records: Iterable[Record]) -> list[Group]:
@@ -46,7 +65,8 @@ def comparable(records: Iterable[Record]) -> list[Group]:
     Records with the same key count once. What ran on another model, device, backend or version, or with other
     settings of the benchmark, is in a group of its own. Profiles whose files differ in their sizes only become one
     method, "snapkv (needle-128)" at size 128 and so on becoming "snapkv (needle)"; a method with several observation
-    windows becomes several.
+    windows becomes several, and so does one with several sets of parameters at a size, such as a profile that was
+    tuned again.
 
     Raises
     ------
@@ -75,7 +95,7 @@ def _group(records: Sequence[Record]) -> Group:
                 f"{one_line(record.prompt, _SHOWN)} of {record.dataset}; report one run at a time."
             )
         seen.add(one)
-    return Group(records[0].bench, records[0].environment, tuple(renamed))
+    return Group(records[0].bench, records[0].environment, records[0].settings, tuple(renamed))
 
 
 def _named_alike(records: Sequence[Record]) -> list[Record]:
@@ -88,14 +108,45 @@ def _named_alike(records: Sequence[Record]) -> list[Record]:
     names = {
         id(record): record.method if names[id(record)] in shared else names[id(record)] for record in records
     }
-    windows: dict[str, set[int | str | None]] = defaultdict(set)
+    windows: dict[str, set[Window | None]] = defaultdict(set)
     for record in records:
         windows[names[id(record)]].add(record.window)
     for record in records:
         name = names[id(record)]
         if len(windows[name]) > 1:
             names[id(record)] = f"{name}, window {record.window}"
+    # Each set of parameters that a name stands for at a size, once.
+    variants: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        there, own = variants[names[id(record)], record.size], _fixed_parameters(record)
+        there += [own] if own not in there else []
+    for record in records:
+        name = names[id(record)]
+        told_apart = _told_apart(_fixed_parameters(record), variants[name, record.size])
+        names[id(record)] = ", ".join(filter(None, (name, told_apart)))
     return [record.model_copy(update={"method": names[id(record)]}) for record in records]
+
+
+def _fixed_parameters(record: Record) -> dict[str, Any]:
+    """A record's parameters, less what its benchmark varies."""
+    varied = VARIED if record.bench == ABLATION else ()
+    return {name: value for name, value in record.parameters.items() if name not in varied}
+
+
+def _told_apart(own: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
+    """The parameters in which variants differ, with as many digits as tell them apart."""
+    names = dict.fromkeys(name for variant in variants for name in variant)
+    differing = [name for name in names if any(it.get(name) != own.get(name) for it in variants)]
+
+    def text(variant: Mapping[str, Any], *, rounded: bool) -> str:
+        return ", ".join(
+            f"{name} {value:.3g}" if rounded and isinstance(value, float) else f"{name} {value}"
+            for name in differing
+            if (value := variant.get(name)) is not None
+        )
+
+    texts = {text(variant, rounded=True) for variant in variants}
+    return text(own, rounded=len(texts) == len(variants))
 
 
 def _without_size(record: Record) -> str:
@@ -104,12 +155,43 @@ def _without_size(record: Record) -> str:
     return re.sub(ends, ")", record.method)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a method was run with, and at which sizes; the fields as in a record."""
+
+    method: str
+    sizes: tuple[int, ...]
+    parameters: Mapping[str, Any]
+    window: Window | None
+    origin: str
+
+
+def settings_of(records: Sequence[Record]) -> list[Setting]:
+    """Return each method's settings once, in the order of the methods and sizes."""
+    sizes: dict[tuple[str, str, Window | None, str], set[int]] = defaultdict(set)
+    for record in records:
+        key = record.method, json.dumps(record.parameters), record.window, record.origin
+        sizes[key] |= {record.size} if record.size is not None else set()
+    order = methods_in(records)
+    return [
+        Setting(method, tuple(sorted(used)), json.loads(parameters), window, origin)
+        for (method, parameters, window, origin), used in sorted(
+            sizes.items(), key=lambda item: (order.index(item[0][0]), min(item[1], default=0))
+        )
+    ]
+
+
 def prompt_key(record: Record) -> PromptKey:
     """Return what two records have in common exactly if they are of the same prompt."""
     labels = (
         f"{name}={value}" for name, value in sorted(record.labels.items()) if name not in _NOT_OF_THE_PROMPT
     )
     return (record.asked or "", record.dataset, record.prompt, record.prompt_tokens, *labels)
+
+
+def prompts_with(label: str, records: Iterable[Record]) -> int:
+    """Count the prompts that have a label, such as "cut"."""
+    return len({prompt_key(record) for record in records if label in record.labels})
 
 
 def label_of(record: Record, name: str) -> Value:

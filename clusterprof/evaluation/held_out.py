@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ from clusterprof.evaluation import fit
 from clusterprof.evaluation.decode import greedy
 from clusterprof.evaluation.generation import Score
 from clusterprof.evaluation.run import Measured
+from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.profiling.capture import end_tokens
-from clusterprof.runtime.selection import kept_positions
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeldOutBenchmark:
-    """Attention and next tokens against the full run's, and scored answers where the dataset has any.
+    """Attention and next tokens against the full run's, and scored answers where the dataset has any, and whole ones.
 
     Attributes
     ----------
@@ -39,8 +39,12 @@ class HeldOutBenchmark:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """How long an answer may be."""
-        return {"decode_tokens": self.decode_tokens}
+        """How long an answer may be, and which are scored."""
+        return {"decode_tokens": self.decode_tokens, "scored": "whole answers"}
+
+    def is_scored(self, task: Task) -> bool:
+        """Whether answers to a task are scored: not if they may be cut that the row's own protocol would not cut."""
+        return self.score is not None and _longest(task) <= task.max_new_tokens
 
     def measures(self, task: Task, entrant: Entrant) -> bool:
         """The full cache, and those that evict something of the prompt; the rest are the full run."""
@@ -56,14 +60,13 @@ class HeldOutBenchmark:
         CompressionError
             If something is not finite.
         """
-        evicting = [it for it in entering if it.size is not None]
-        windows = {it: session.window(it, task) for it in evicting}
         full = [it for it in entering if it.size is None]
+        evicting = [it for it in entering if it.size is not None]
         # The full run is in every capture.
-        for window in sorted(set(windows.values())) or [1]:
-            alike = [it for it in evicting if windows[it] == window]
-            needs = set().union(*(it.needs for it in alike))
-            capture = session.capture(task, window, accumulate="accumulated" in needs)
+        captured: Iterable[tuple[Capture, list[Entrant]]] = (
+            session.by_window(task, evicting) if evicting else [(session.capture(task, 1), [])]
+        )
+        for capture, alike in captured:
             while full:
                 yield full.pop(), self._full(session, task, capture)
             for size in sorted({it.size for it in alike if it.size is not None}):
@@ -84,20 +87,19 @@ class HeldOutBenchmark:
     def _at_size(
         self, session: Session, task: Task, capture: Capture, alike: Sequence[Entrant]
     ) -> Iterator[tuple[Entrant, Measured]]:
-        compressions = [it.compression for it in alike if it.compression is not None]
-        kept = [kept_positions(it.method, capture.observation, it.size) for it in compressions]
+        chosen = [kept(it, capture.observation) for it in alike]
         answers: list[list[int]] = [[] for _ in alike]
-        if self.score is not None:
+        if self.is_scored(task):
             answers = greedy(
                 session.model,
-                capture.prompt_cache.compressed(session.model, torch.stack(kept)),
+                capture.prompt_cache.compressed(session.model, torch.stack(chosen)),
                 int(capture.tokens[0]),
                 len(alike),
-                max_new_tokens=task.max_new_tokens,
+                max_new_tokens=_longest(task),
                 end_tokens=end_tokens(session.model, session.tokenizer),
             )
-        for entrant, compression, tokens in zip(alike, compressions, answers, strict=True):
-            scores, curves = fit.measure(session.model, capture, compression)
+        for entrant, positions, tokens in zip(alike, chosen, answers, strict=True):
+            scores, curves = fit.measure(session.model, capture, positions)
             yield entrant, self._answered(session, task, scores, curves, tokens)
 
     def _answered(
@@ -108,7 +110,13 @@ class HeldOutBenchmark:
         curves: Mapping[str, Any],
         tokens: Sequence[int],
     ) -> Measured:
-        if self.score is None:
+        if self.score is None or not self.is_scored(task):
             return Measured(scores, curves)
-        text = str(session.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        answer = list(tokens)[: _longest(task)]
+        text = str(session.tokenizer.decode(answer, skip_special_tokens=True))
         return Measured({**scores, **self.score(task, text)}, curves, text)
+
+
+def _longest(task: Task) -> int:
+    """Tokens of an answer that is scored: as many as the row's own protocol generates, if it has one."""
+    return task.row.max_new_tokens or task.max_new_tokens

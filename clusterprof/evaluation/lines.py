@@ -28,7 +28,8 @@ def generated_lines(maker: TaskMaker, *, tokens: Sequence[int], samples: int, se
     for length in tokens:
         dataset = load_dataset("lines", tokenizer=maker.tokenizer, tokens=length, seed=seed)
         rows = sample_rows(dataset, samples=samples, seed=seed)
-        tasks += maker.make("lines", rows, labels={"tokens": length})
+        labels = {"tokens": length}
+        tasks += maker.make("lines", rows, labels=labels, content_hash=dataset.content_hash)
     return tasks
 
 
@@ -37,7 +38,8 @@ def lines_of_files(maker: TaskMaker, files: Iterable[LongEval], *, samples: int,
     tasks = []
     for dataset, lines in files:
         for row in sample_rows(dataset, samples=samples, seed=seed):
-            tasks += maker.make("lines", [row], labels={"lines": lines[row.messages[0].content]})
+            labels = {"lines": lines[row.messages[0].content]}
+            tasks += maker.make("lines", [row], labels=labels, content_hash=dataset.content_hash)
     return tasks
 
 

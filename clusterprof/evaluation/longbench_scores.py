@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from clusterprof.data import Row
 from clusterprof.errors import DataError
 from clusterprof.evaluation.metrics import class_match, edit_similarity, number_share, rouge_l, token_f1
 
@@ -21,6 +22,27 @@ GROUP_OF_TASK = {task: group for group, tasks in GROUPS.items() for task in task
 
 # Models go on with examples of their own after these tasks' answers, which end with their line.
 FIRST_LINE_ONLY = frozenset(GROUPS["Few-shot Learning"])
+_PARAGRAPH = re.compile(r"Paragraph (\d+)")
+
+
+def check_rows(task_name: str, rows: Iterable[Row]) -> None:
+    """Raise a DataError for the first row whose answers LongBench's metric of the task cannot score."""
+    for row in rows:
+        problem = _why_not_scored(task_name, row)
+        if problem is not None:
+            raise DataError(f"Row {row.id!r} of {task_name} {problem}")
+
+
+def _why_not_scored(task_name: str, row: Row) -> str | None:
+    if not row.answers:
+        return "has no answers to score against; leave it out."
+    if task_name == "trec" and not row.all_classes:
+        return "has no 'all_classes'; take LongBench's own rows, which list them."
+    if task_name == "passage_retrieval_en":
+        wrong = next((answer for answer in row.answers if not _PARAGRAPH.search(answer)), None)
+        if wrong is not None:
+            return f"has the answer {wrong[:40]!r}; it has to be like 'Paragraph 7'."
+    return None
 
 
 def score(task_name: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] = ()) -> float:
@@ -33,7 +55,7 @@ def score(task_name: str, prediction: str, answers: Sequence[str], all_classes: 
     prediction : str
         What the model generated.
     answers : sequence of str
-        Accepted answers; the best match counts.
+        Accepted answers of a row that passed :func:`check_rows`; the best match counts.
     all_classes : sequence of str
         What trec's answer is chosen from; other tasks have none.
 
@@ -41,30 +63,18 @@ def score(task_name: str, prediction: str, answers: Sequence[str], all_classes: 
     -------
     float
         From 0 to 100.
-
-    Raises
-    ------
-    DataError
-        If the row cannot be scored: no answers, trec without classes, passage retrieval without a number.
     """
-    if not answers:
-        raise DataError(f"A row of {task_name} has no answers to score against; leave it out.")
     if task_name in FIRST_LINE_ONLY:
         prediction = prediction.lstrip("\n").partition("\n")[0]
     if task_name == "trec":
-        if not all_classes:
-            raise DataError("A row of trec has no 'all_classes'; take LongBench's own rows, which list them.")
         return 100 * max(class_match(prediction, answer, all_classes) for answer in answers)
     metric = _METRICS[task_name]
     return 100 * max(metric(prediction, answer) for answer in answers)
 
 
 def _paragraph_share(prediction: str, answer: str) -> float:
-    paragraph = re.search(r"Paragraph (\d+)", answer)
-    if paragraph is None:
-        raise DataError(
-            f"A row of passage_retrieval_en has the answer {answer[:40]!r}; it has to be like 'Paragraph 7'."
-        )
+    paragraph = _PARAGRAPH.search(answer)
+    assert paragraph is not None
     return number_share(prediction, paragraph[1])
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+# A number with thousands separators, which is not a part of anything like one.
+_GROUPED = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -98,15 +100,15 @@ def lines_accuracy(prediction: str, number: str) -> float:
 def contains(prediction: str, answers: Sequence[str]) -> float:
     """1 if one of the answers is in the prediction; else 0.
 
-    Case and the kind of white space do not matter. Where an answer begins or ends with a digit, the number
-    may not go on in the prediction: 24 is not in 1241.
+    Case, the kind of white space and thousands separators do not matter. Where an answer begins or ends with a
+    digit, the number may not go on in the prediction: 24 is not in 1241, and 213 is not in 48,213.
     """
     text = _folded(prediction)
     return float(any(_is_in(_folded(answer), text) for answer in answers))
 
 
 def _folded(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return _GROUPED.sub(lambda number: number[0].replace(",", ""), " ".join(text.split()).casefold())
 
 
 def _is_in(answer: str, text: str) -> bool:

@@ -56,7 +56,7 @@ class Record(BaseModel):
     origin : str
         Where the method's parameters are from: its paper's values, or which profile.
     parameters : dict
-        The method's own, its name included; ``{"name": "full"}`` for the full cache.
+        The method's own, its name and version included; ``{"name": "full"}`` for the full cache.
     size, window : int, optional
         Tokens kept per head and the observation window; None for the full cache.
     scores : dict
@@ -101,7 +101,7 @@ def record_key(parts: Mapping[str, Any]) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a run's file; a last line that was cut off by a crash is left out.
+    """Read a run's file; what a crash left of a last line is left out.
 
     Raises
     ------
@@ -112,7 +112,9 @@ def read_records(path: Path) -> list[Record]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"The results {path} cannot be read: {error.strerror or error}.") from error
-    return [_record(line, f"{path}, line {n}") for n, line in enumerate(content.split(b"\n")[:-1], 1) if line]
+    *lines, last = content.split(b"\n")
+    lines += [last] if _is_whole(last) else []
+    return [_record(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line]
 
 
 def _record(line: bytes, where: str) -> Record:
@@ -124,6 +126,15 @@ def _record(line: bytes, where: str) -> Record:
         raise DataError(
             f"{one_line(where)}: is not a record of eval or compare ({first_problem(error)})."
         ) from error
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a last line without its end is all of a record: editors and copies leave it out, too."""
+    try:
+        Record.model_validate_json(line)
+    except ValidationError:
+        return False
+    return True
 
 
 class RunFile:
@@ -169,9 +180,11 @@ def open_run(path: Path) -> Iterator[RunFile]:
     DataError
         If it is not a run's file, cannot be written, or another process is adding to it.
     """
-    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    # A file that is reached by several names has one lock.
+    file = Path(os.path.realpath(path))
+    lock = FileLock(file.with_name(f"{file.name}.lock"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
         raise DataError(f"Another process is adding to {path}; wait for it, or name another file.") from error
@@ -179,23 +192,32 @@ def open_run(path: Path) -> Iterator[RunFile]:
         raise DataError(f"The results cannot be written to {path}: {error.strerror or error}.") from error
     try:
         records = read_records(path) if path.exists() else []
-        _drop_torn_line(path)
+        _end_last_line(path)
         yield RunFile(path, records)
     finally:
         lock.release()
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Cut off what a crash left of a last line; a file that was never a run's is refused, not cut."""
+def _end_last_line(path: Path) -> None:
+    """End a last record that lacks its line's end, and cut off what a crash left of one.
+
+    A file that was never a run's is refused, not cut.
+    """
     if not path.exists():
         return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole < len(content) and not content[whole:].startswith(_BEGINNING[: len(content) - whole]):
-        raise DataError(f"{path} is not a file of eval or compare; name another one for the results.")
-    if whole < len(content):
-        with path.open("r+b") as stream:
+    last = content[whole:]
+    if not last:
+        return
+    with path.open("r+b") as stream:
+        if _is_whole(last):
+            stream.seek(0, os.SEEK_END)
+            stream.write(b"\n")
+        elif last.startswith(_BEGINNING[: len(last)]):
             stream.truncate(whole)
+        else:
+            raise DataError(f"{path} is not a file of eval or compare; name another one for the results.")
 
 
 def numbers(values: Iterable[Any]) -> list[JsonValue]:

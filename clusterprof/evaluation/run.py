@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clusterprof.errors import spares_the_run
+from clusterprof.evaluation.contestants import FULL
 from clusterprof.evaluation.records import Record, RunFile, record_key
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.models import describe_model
@@ -17,7 +18,7 @@ from clusterprof.text import one_line
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
 
-# Raise it when what a result means, or how it is computed, changes.
+# Raise it when what results mean, or how they are computed, changes; of one benchmark alone, its settings say so.
 _VERSION = 1
 # Characters of a dataset's name, which may be a path, that a record has room for.
 _SHOWN = 500
@@ -118,8 +119,17 @@ def _key(asked: str, entrant: Entrant) -> str:
             "asked": asked,
             "label": entrant.contestant.label,
             "compression": None if compression is None else compression.model_dump(mode="json"),
+            "parameters": _parameters(entrant),
         }
     )
+
+
+def _parameters(entrant: Entrant) -> dict[str, Any]:
+    """The method's own, and its version: the same parameters may once have selected other positions."""
+    if entrant.compression is None:
+        return {"name": FULL}
+    method = entrant.compression.method
+    return {**method.model_dump(mode="json"), "version": method.version}
 
 
 def _asked(session: Session, bench: Benchmark, task: Task) -> dict[str, Any]:
@@ -153,6 +163,8 @@ def _record(
     labels = {**task.labels, **dict(entrant.contestant.labels)}
     if entrant.size is not None and not entrant.evicts(task.prompt) and not entrant.evicts_decoded:
         labels["fits"] = 1
+    if task.prompt.tokens_cut:
+        labels["cut"] = task.prompt.tokens_cut
     return Record(
         key=key,
         bench=bench.name,
@@ -163,7 +175,7 @@ def _record(
         labels=labels,
         method=entrant.contestant.label,
         origin=entrant.contestant.origin,
-        parameters={"name": "full"} if compression is None else compression.method.model_dump(mode="json"),
+        parameters=_parameters(entrant),
         size=entrant.size,
         window=None if compression is None else compression.window,
         scores=dict(measured.scores),

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
-from clusterprof.errors import CompressionError, DataError
+from clusterprof.errors import CompressionError
 from clusterprof.evaluation.decode import greedy
-from clusterprof.evaluation.tasks import Entrant, Task
+from clusterprof.evaluation.tasks import Entrant, Task, window_of
 from clusterprof.profiling.capture import Capture, end_tokens
 from clusterprof.profiling.collect import capture_and_save
 from clusterprof.profiling.origin import Origin
@@ -27,7 +27,7 @@ from clusterprof.runtime.words import starts_of_words
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from clusterprof.profiling.prefill import Prefill
+    from clusterprof.methods import Observation
 
 Result = TypeVar("Result")
 # Decodes from a cache of so many rows: (cache, log-probabilities of the first token, rows) -> a result per row.
@@ -124,30 +124,21 @@ class Session:
             accumulate=accumulate,
         )
 
-    def window(self, entrant: Entrant, task: Task) -> int:
-        """Tokens of an entrant's observation window in a prompt.
+    def by_window(self, task: Task, entering: Sequence[Entrant]) -> Iterator[tuple[Capture, list[Entrant]]]:
+        """A capture for each observation window of those who enter, all of whom compress, and whose it is.
 
         Raises
         ------
-        DataError
-            If it is the prompt's question, and that is not known.
         CompressionError
-            If it is not shorter than the size.
+            As :meth:`capture`, or if a question leaves no room beside it.
+        DataError
+            If a window is the prompt's question, and that is not known.
         """
-        compression = entrant.compression
-        assert compression is not None
-        window = task.prompt.query_length if compression.window == "query" else compression.window
-        if window is None:
-            raise DataError(
-                f"The window is the prompt's question, and which tokens of prompt {task.prompt.id!r} are its question "
-                "is not known; use --window N."
-            )
-        if window >= compression.size:
-            raise CompressionError(
-                f"The question has {window} tokens and is the observation window, which must be shorter than the size "
-                f"of {compression.size}."
-            )
-        return window
+        windows = {it: _window(it, task) for it in entering}
+        for window in sorted(set(windows.values())):
+            alike = [it for it in entering if windows[it] == window]
+            needs = set().union(*(it.needs for it in alike))
+            yield self.capture(task, window, accumulate="accumulated" in needs), alike
 
     def input_ids(self, task: Task) -> Tensor:
         """The prompt's tokens, int64 ``(1, length)`` on the model's device."""
@@ -157,7 +148,7 @@ class Session:
         self, task: Task, entering: Sequence[Entrant], decode: Decode[Result]
     ) -> Iterator[tuple[Entrant, Result]]:
         compressing = [it for it in entering if it.evicts(task.prompt)]
-        windows = {it: self.window(it, task) for it in compressing}
+        windows = {it: _window(it, task) for it in compressing}
         needs = set().union(*(it.needs for it in compressing))
         input_ids = self.input_ids(task)
         prefill = prefill_prompt(
@@ -174,14 +165,16 @@ class Session:
             yield from ((it, result) for it in whole)
         for size in sorted({it.size for it in compressing if it.size is not None}):
             alike = [it for it in compressing if it.size == size]
-            kept = torch.stack([_kept(it, prefill, windows[it]) for it in alike])
-            results = decode(prefill.prompt_cache.compressed(self.model, kept), prefill.log_probs, len(alike))
+            chosen = torch.stack([kept(it, prefill.observation(windows[it])) for it in alike])
+            results = decode(
+                prefill.prompt_cache.compressed(self.model, chosen), prefill.log_probs, len(alike)
+            )
             yield from zip(alike, results, strict=True)
 
     def _run_stepwise(self, task: Task, entrant: Entrant, decode: Decode[Result]) -> Result:
         """Run what evicts at every step inside the runtime itself."""
         assert entrant.compression is not None
-        query_length = self.window(entrant, task) if entrant.compression.window == "query" else None
+        query_length = _window(entrant, task) if entrant.compression.window == "query" else None
         cache = DynamicCache(config=decoder_of(self.model).config)
         with (
             torch.inference_mode(),
@@ -192,6 +185,12 @@ class Session:
         return result
 
 
-def _kept(entrant: Entrant, prefill: Prefill, window: int) -> Tensor:
+def _window(entrant: Entrant, task: Task) -> int:
     assert entrant.compression is not None
-    return kept_positions(entrant.compression.method, prefill.observation(window), entrant.compression.size)
+    return window_of(entrant.compression, task.prompt)
+
+
+def kept(entrant: Entrant, observation: Observation) -> Tensor:
+    """The positions that one who compresses keeps, ``(batch, kv_heads, size)``; see :func:`kept_positions`."""
+    assert entrant.compression is not None
+    return kept_positions(entrant.compression.method, observation, entrant.compression.size)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.contestants import FULL
 from clusterprof.evaluation.groups import (
+    VARIED,
     PromptKey,
     Value,
     label_of,
@@ -126,6 +127,15 @@ def summarise(
 
     others = references(records) if against is None else against
     return [_row(cell, cells, strata, others) for cell in sorted(cells, key=rank)]
+
+
+def same_prompts(records: Iterable[Record], metric: str, by: Sequence[str] = ()) -> bool:
+    """Whether all cells have the same prompts, or all that are of the same labels where these are of the prompts."""
+    prompts: dict[tuple[Value, ...], set[frozenset[PromptKey]]] = defaultdict(set)
+    for cell, values in cells_of(records, metric, by).items():
+        of_prompts = (it for name, it in zip(by, cell.labels, strict=True) if name not in VARIED)
+        prompts[tuple(of_prompts)].add(frozenset(values))
+    return all(len(different) == 1 for different in prompts.values())
 
 
 def winner(

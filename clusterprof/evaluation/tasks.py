@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterprof.data import Prompt, Row, build_prompt
-from clusterprof.errors import DataError
+from clusterprof.errors import CompressionError, DataError
 from clusterprof.evaluation.contestants import Contestant
 from clusterprof.profile import Compression
 
@@ -35,6 +36,8 @@ class Task:
         Shown beside what was generated.
     max_new_tokens : int
         Longest answer.
+    content_hash : str
+        Of all rows of the dataset; empty where the prompts are made for the benchmark.
     """
 
     dataset: str
@@ -43,6 +46,7 @@ class Task:
     labels: Labels
     references: tuple[str, ...]
     max_new_tokens: int
+    content_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,42 @@ def entrants(contestants: Sequence[Contestant], sizes: Iterable[int], window: Wi
     return found
 
 
+def window_of(compression: Compression, prompt: Prompt) -> int:
+    """Tokens of a compression's observation window in a prompt.
+
+    Raises
+    ------
+    DataError
+        If it is the prompt's question, and that is not known.
+    CompressionError
+        If it is not shorter than the size.
+    """
+    window = prompt.query_length if compression.window == "query" else compression.window
+    if window is None:
+        raise DataError(
+            f"The window is the prompt's question, and which tokens of prompt {prompt.id!r} are its question is not "
+            "known; use --window N."
+        )
+    if window >= compression.size:
+        raise CompressionError(
+            f"The question has {window} tokens and is the observation window, which must be shorter than the size of "
+            f"{compression.size}."
+        )
+    return window
+
+
+def check_questions(tasks: Iterable[Task], entering: Sequence[Entrant]) -> None:
+    """Raise a DataError for the first prompt whose question is to be a window, and is not known."""
+    for task in tasks:
+        if task.prompt.query_length is None:
+            for entrant in entering:
+                if entrant.compression is not None and entrant.evicts(task.prompt):
+                    window_of(entrant.compression, task.prompt)
+
+
 @dataclass
 class TaskMaker:
-    """Builds prompts for a model, and counts those that had to be cut or left out.
+    """Builds prompts for a model, and counts those that had to be left out.
 
     Attributes
     ----------
@@ -112,14 +149,15 @@ class TaskMaker:
         Most tokens of a prompt; by default what the model's context leaves beside the answer.
     whole : bool
         Leave a prompt out that would have to be cut.
+    left_out : Counter of str
+        How many prompts were, by the reason.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     longest: int | None = None
     whole: bool = False
-    cut: int = field(default=0, init=False)
-    left_out: int = field(default=0, init=False)
+    left_out: Counter[str] = field(default_factory=Counter, init=False)
 
     def make(
         self,
@@ -129,6 +167,7 @@ class TaskMaker:
         max_new_tokens: int | None = None,
         labels: Labels | None = None,
         references: tuple[str, ...] | None = None,
+        content_hash: str = "",
     ) -> list[Task]:
         """The tasks of rows.
 
@@ -138,6 +177,8 @@ class TaskMaker:
             Longest answer; by default the row's own, or 64.
         references : tuple of str, optional
             By default the row's answers.
+        content_hash : str
+            Of all rows of the dataset they are from.
 
         Raises
         ------
@@ -161,9 +202,8 @@ class TaskMaker:
             limit = min(context - answer, self.longest or context)
             prompt = build_prompt(row, self.tokenizer, max_tokens=limit)
             if prompt.tokens_cut and self.whole:
-                self.left_out += 1
+                self.left_out["they would have to be cut"] += 1
                 continue
-            self.cut += prompt.tokens_cut > 0
             shown = row.answers if references is None else references
-            tasks.append(Task(dataset, row, prompt, dict(labels or {}), shown, answer))
+            tasks.append(Task(dataset, row, prompt, dict(labels or {}), shown, answer, content_hash))
         return tasks

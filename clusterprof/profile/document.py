@@ -79,8 +79,21 @@ class Profile(Section):
         """
         return match.differences(self.model, model, tokenizer)
 
-    def check(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    def check(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        otherwise: str = "",
+    ) -> None:
         """Refuse a model that the profile was not made for.
+
+        Parameters
+        ----------
+        model, tokenizer
+            As for :meth:`mismatches`.
+        otherwise : str
+            What else there is to do where the profile can be used all the same, for the message.
 
         Raises
         ------
@@ -90,6 +103,5 @@ class Profile(Section):
         found = self.mismatches(model, tokenizer)
         if found:
             raise ProfileError(
-                f"The profile was made for another model ({'; '.join(found)}); tune one for this model, "
-                "or apply it all the same with --force (force=True in Python)."
+                f"The profile was made for another model ({'; '.join(found)}); tune one for this model{otherwise}."
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HEIGHT = 3.4
 _MOST_PANELS = 3
-# Of the distance between two places, within which methods stand side by side so that their intervals can be seen.
+# Of the distance between two places, within which intervals stand side by side so that all can be seen.
 _SPREAD = 0.3
 # Inches per method of a category, and between categories.
 _DOT, _GAP, _EXTRA = 0.13, 0.16, 0.9
@@ -130,19 +130,15 @@ def _lines(
 ) -> None:
     methods = list(dict.fromkeys(row.cell.method for row in rows))
     for number, method in enumerate(methods):
-        # Side by side, so that intervals do not hide one another.
-        offset = (number / max(1, len(methods) - 1) - 0.5) * _SPREAD if len(methods) > 1 else 0.0
         own = [row for row in rows if row.cell.method == method]
-        places = [values.index(at(row)) + offset for row in own]
-        means = [row.mean for row in own]
-        panel.errorbar(
-            places,
-            [mean.mean for mean in means],
-            yerr=_errors(means),
-            label=shown(method),
-            elinewidth=0.8,
-            **looks[method].look,
-        )
+        places = [values.index(at(row)) for row in own]
+        look = looks[method]
+        panel.plot(places, [row.mean.mean for row in own], label=shown(method), **look.look)
+        # Side by side, so that intervals do not hide one another; what they belong to stays in its place.
+        offset = (number / max(1, len(methods) - 1) - 0.5) * _SPREAD if len(methods) > 1 else 0.0
+        for place, mean in zip(places, (row.mean for row in own), strict=True):
+            if mean.low is not None and mean.high is not None:
+                panel.vlines(place + offset, mean.low, mean.high, color=look.colour, linewidth=0.8)
     panel.set_xticks(range(len(values)), [tick_text(value) for value in values])
     panel.set_xlim(-0.5, len(values) - 0.5)
     panel.grid(visible=True)

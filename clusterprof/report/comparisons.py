@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.contestants import FULL
-from clusterprof.evaluation.groups import Value, methods_in, ordered, references
-from clusterprof.evaluation.summary import Cell, summarise, winner
+from clusterprof.evaluation.groups import Value, methods_in, ordered, prompts_with, references
+from clusterprof.evaluation.summary import Cell, same_prompts, summarise, winner
 from clusterprof.report.metrics import metric_of
 from clusterprof.report.sheets import Entry, Section, Sheet, difference_entry, mean_entry
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.records import Record
-    from clusterprof.evaluation.summary import Row
     from clusterprof.statistics import Estimate
 
 _WHOLE = "all"
@@ -43,10 +41,10 @@ def comparison_sheet(
     def numbers(cell: Cell) -> tuple[Entry, ...]:
         row = by_cell[cell]
         mean = mean_entry(row.mean, spec, strong=(cell.method, cell.size) in winners)
-        differences = (difference_entry(row.differences.get(other), spec) for other in others)
+        differences = (difference_entry(row.differences.get(it), spec, row.mean.samples) for it in others)
         return Entry(f"{row.mean.samples:,}"), mean, *differences
 
-    notes = [note, *_notes(records, rows)]
+    notes = [note, *_uneven(records, metric), *_special(records)]
     if any(method for method, _ in winners):
         notes.append("Bold: better than every other method at that size, by paired intervals that exclude 0.")
     return Sheet(
@@ -86,7 +84,7 @@ def matrix_sheet(
     order = methods_in(records)
     alike = sorted(kinds, key=lambda cell: (cell.size or 0, order.index(cell.method)))
     headings = ("size", "method", *(value_text(value) for value in values))
-    return Sheet(title, headings, 2, _sections(alike, numbers))
+    return Sheet(title, headings, 2, _sections(alike, numbers), _uneven(records, metric, columns))
 
 
 def scores_sheet(records: Sequence[Record], metrics: Sequence[str], by: Sequence[str], title: str) -> Sheet:
@@ -102,7 +100,10 @@ def scores_sheet(records: Sequence[Record], metrics: Sequence[str], by: Sequence
         return *(Entry(value_text(value)) for value in cell.labels), Entry(f"{count:,}"), *entries
 
     headings = ("size", "method", *by, "prompts", *(metric_of(name).heading for name in there))
-    return Sheet(title, headings, 2, _sections(cells, numbers))
+    notes = (note for name in there for note in _uneven(records, name, *by))
+    return Sheet(
+        title, headings, 2, _sections(cells, numbers), tuple(dict.fromkeys((*notes, *_special(records))))
+    )
 
 
 def label_sheet(records: Sequence[Record], metric: str, label: str, title: str) -> Sheet:
@@ -118,7 +119,8 @@ def label_sheet(records: Sequence[Record], metric: str, label: str, title: str) 
             entries = (mean_entry(means.get(cell), spec) for cell in cells)
             rows.append((Entry(value_text(size)), Entry(value_text(value)), *entries))
         sections.append(tuple(rows))
-    return Sheet(title, ("size", label, *methods), 2, tuple(sections))
+    headings = ("size", label, *methods)
+    return Sheet(title, headings, 2, tuple(sections), _uneven(records, metric, label))
 
 
 def value_text(value: Value) -> str:
@@ -146,15 +148,26 @@ def _sections(cells: Iterable[Cell], numbers: Callable[[Cell], tuple[Entry, ...]
     )
 
 
-def _notes(records: Sequence[Record], rows: Sequence[Row]) -> list[str]:
+def _uneven(records: Sequence[Record], metric: str, *by: str) -> tuple[str, ...]:
+    """Say so where means are over different prompts."""
+    if same_prompts(records, metric, by):
+        return ()
+    return ("Not every method and size has every prompt here: compare the differences, not the means.",)
+
+
+def _special(records: Sequence[Record]) -> list[str]:
+    """Say what is special about some prompts."""
     notes = []
-    if len({row.mean.samples for row in rows}) > 1:
-        notes.append("Not every method has every prompt here: compare the differences, not the means.")
-    fitting = defaultdict(set)
-    for record in records:
-        if record.size is not None and record.labels.get("fits"):
-            fitting[record.size].add((record.dataset, record.prompt))
-    for size, prompts in fitting.items():
-        fit, them = ("prompt fits", "it") if len(prompts) == 1 else ("prompts fit", "them")
-        notes.append(f"{len(prompts):,} {fit} in size {size:,}; nothing was evicted from {them}.")
+    cut = prompts_with("cut", records)
+    if cut:
+        notes.append(f"{_prompts(cut)} longer than the model or --max-tokens allows and lost the middle.")
+    for size in ordered(record.size for record in records if record.size is not None):
+        fitting = prompts_with("fits", (record for record in records if record.size == size))
+        if fitting:
+            fit, them = ("prompt fits", "it") if fitting == 1 else ("prompts fit", "them")
+            notes.append(f"{fitting:,} {fit} in size {size:,}; nothing was evicted from {them}.")
     return notes
+
+
+def _prompts(count: int) -> str:
+    return "1 prompt was" if count == 1 else f"{count:,} prompts were"

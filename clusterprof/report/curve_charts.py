@@ -27,7 +27,7 @@ _MARKERS = "os^DvPX"
 def parameter_chart(records: Sequence[Record], metrics: Sequence[str], varied: Sequence[str]) -> Figure:
     """Draw scores over parameters: a row of panels per score, a column per parameter (paper, Figure 13).
 
-    A line joins points that are alike in everything else, where there are several.
+    A line joins points of one method that are alike in everything else, where there are several.
     """
     figure = new_figure(_LOW * len(metrics))
     grid = figure.subplots(len(metrics), len(varied), squeeze=False, sharex="col")
@@ -45,14 +45,18 @@ def _parameter(panel: Axes, rows: Sequence[Row], place: int, varied: Sequence[st
     for row in rows:
         if row.cell.labels[place] != "":
             others = (*row.cell.labels[:place], *row.cell.labels[place + 1 :])
-            lines[row.cell.size or 0, *others].append(row)
+            lines[row.cell.method, row.cell.size or 0, *others].append(row)
     lines = {key: points for key, points in lines.items() if len(points) > 1}
     values = ordered(row.cell.labels[place] for points in lines.values() for row in points)
-    names = ("size", *varied[:place], *varied[place + 1 :])
+    names = ("method", "size", *varied[:place], *varied[place + 1 :])
     differing = [len({key[place] for key in lines}) > 1 for place in range(len(names))]
     for number, (key, points) in enumerate(lines.items()):
         parts = compress(zip(names, key, strict=True), differing)
-        label = ", ".join(f"{name} {tick_text(value)}" for name, value in parts if value != "")
+        label = ", ".join(
+            tick_text(value) if name == "method" else f"{name} {tick_text(value)}"
+            for name, value in parts
+            if value != ""
+        )
         at = [values.index(row.cell.labels[place]) for row in points]
         means = [row.mean for row in points]
         look = _look(number, len(lines))

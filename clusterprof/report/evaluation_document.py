@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from clusterprof.evaluation.groups import ABLATION, VARIED, comparable
-from clusterprof.evaluation.summary import summarise
+from clusterprof.evaluation.groups import (
+    ABLATION,
+    VARIED,
+    comparable,
+    ordered,
+    prompts_with,
+    settings_of,
+)
+from clusterprof.evaluation.summary import Row, summarise
+from clusterprof.report.evaluation_tables import PERPLEXITY, perplexity_of
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.groups import Group
     from clusterprof.evaluation.records import Record
-    from clusterprof.evaluation.summary import Row
 
 # Beside the mean of everything: the labels to group by.
 _LABELS = {
@@ -42,19 +49,33 @@ def _group(group: Group) -> dict[str, Any]:
         groupings: list[Sequence[str]] = [VARIED]
     else:
         groupings = [(), *((label,) for label in _LABELS.get(group.bench, ()))]
-    metrics = dict.fromkeys(name for record in group.records for name in record.scores)
+    metrics = dict.fromkeys(name for record in group.records for name in record.scores if name != PERPLEXITY)
     over = _OVER.get(group.bench)
     return {
         "bench": group.bench,
         "environment": dict(group.environment),
+        "settings": dict(group.settings),
+        "prompts": group.prompts,
+        "prompts_cut": prompts_with("cut", group.records),
+        "datasets": ordered(record.dataset for record in group.records),
+        "methods": [asdict(setting) for setting in settings_of(group.records)],
         "means": [
-            {"metric": metric, **_row(row, by)}
+            document
             for metric in metrics
             for by in groupings
             # Within one of its values a label has nothing to average over.
             for row in summarise(group.records, metric, by, over=None if over in by else over)
+            for document in _documents(row, metric, by, group.bench)
         ],
     }
+
+
+def _documents(row: Row, metric: str, by: Sequence[str], bench: str) -> Iterator[dict[str, Any]]:
+    """A mean, and what is derived from it."""
+    yield {"metric": metric, **_row(row, by)}
+    if bench == PERPLEXITY:
+        name, perplexity = perplexity_of(row.mean)
+        yield {"metric": name, **_row(Row(row.cell, perplexity), by)}
 
 
 def _row(row: Row, by: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.records import Record
 
 _INTERVALS = "Bars are 95 % intervals."
+_SIDE_BY_SIDE = "Bars are 95 % intervals, side by side around the place they belong to."
 
 
 def evaluation_plots(group: Group) -> list[Plot]:
@@ -72,7 +74,7 @@ def _over_sizes(
     records: Sequence[Record], metric: str, name: str, *, over: str | None = None
 ) -> Iterator[Plot]:
     if len(_sizes(records)) > 1:
-        note = f"The dashed line is the full cache. {_INTERVALS}"
+        note = f"The dashed line is the full cache. {_SIDE_BY_SIDE}"
         yield Plot(
             f"{name} over the size of the compressed cache", size_chart(records, metric, over=over), note
         )
@@ -89,7 +91,7 @@ def _needle(records: Sequence[Record]) -> Iterator[Plot]:
 def _lines(records: Sequence[Record]) -> Iterator[Plot]:
     yield from _over_sizes(records, "accuracy", "Share of lines found")
     chart = length_chart(records, "accuracy", length_label(records))
-    yield Plot("Share of lines found, by prompt length", chart, _INTERVALS)
+    yield Plot("Share of lines found, by prompt length", chart, _SIDE_BY_SIDE)
 
 
 def _longbench(records: Sequence[Record]) -> Iterator[Plot]:
@@ -155,15 +157,14 @@ def _ablation(records: Sequence[Record]) -> Iterator[Plot]:
         )
     if "num_block" not in varied:
         return
-    for size in _sizes(records):
-        here = [record for record in records if record.size == size and label_of(record, "num_block") != ""]
-        blocks = {theta: _maps_by_block(here, theta) for theta in ordered(_values(here, "theta"))}
-        theta, maps = max(blocks.items(), key=lambda item: len(item[1]))
+    for size, method in product(_sizes(records), methods_in(records)):
+        alike = [it for it in records if (it.size, it.method) == (size, method)]
+        blocks = {theta: _maps_by_block(alike, theta) for theta in ordered(_values(alike, "theta"))}
+        theta, maps = max(blocks.items(), key=lambda item: len(item[1]), default=(0, {}))
         if len(maps) > 1:
-            title = (
-                f"Cosine similarity by head for several num_block, size {size:,}, theta {tick_text(theta)}"
-            )
-            yield Plot(title, _heads(here, maps), "Behind each num_block is its mean.")
+            where = f"{method}, size {size:,}, theta {tick_text(theta)}"
+            title = f"Cosine similarity by head for several num_block, {where}"
+            yield Plot(title, _heads(alike, maps), "Behind each num_block is its mean.")
 
 
 def _values(records: Sequence[Record], name: str) -> Iterator[Value]:

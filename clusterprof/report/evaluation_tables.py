@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import exp
 from typing import TYPE_CHECKING
 
-from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, label_of, ordered
+from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, differing, label_of, ordered
 from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
-from clusterprof.report.sheets import rich_table
+from clusterprof.report.sheets import rich_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from clusterprof.report.sheets import Sheet
     from clusterprof.statistics import Estimate
 
+# A benchmark, and the metric that is derived from its losses.
+PERPLEXITY = "perplexity"
 # A loss beyond which its exponential is only a long number.
 _HOPELESS = 20.0
 _READING = (
     "In brackets are 95 % intervals, from a bootstrap over prompts; differences are over the same prompts at the same "
-    "size, and dim where their interval includes 0 or there are too few prompts: that proves nothing either way."
+    "size (all of the row's, unless the number of pairs is given), and dim where their interval includes 0 or there "
+    "are too few prompts: that proves nothing either way."
 )
 
 
@@ -34,8 +37,8 @@ def evaluation_sheets(group: Group) -> list[Sheet]:
     return [sheet for sheet in sheets if sheet.sections]
 
 
-def evaluation_tables(records: Iterable[Record]) -> list[Table]:
-    """Return the tables of records for a terminal.
+def evaluation_tables(records: Iterable[Record], width: int) -> list[Table]:
+    """Return the tables of records for a terminal of so many columns.
 
     Raises
     ------
@@ -44,15 +47,18 @@ def evaluation_tables(records: Iterable[Record]) -> list[Table]:
     """
     groups = comparable(records)
     return [
-        rich_table(sheet, _apart(group) if len(groups) > 1 else "")
+        table
         for group in groups
         for sheet in evaluation_sheets(group)
+        for table in rich_tables(sheet, width, _apart(group, groups) if len(groups) > 1 else "")
     ]
 
 
-def _apart(group: Group) -> str:
-    """What tells tables of several benchmarks or models apart."""
-    return f"{group.bench}, {group.environment.get('model', 'model not named')}: "
+def _apart(group: Group, groups: Sequence[Group]) -> str:
+    """What tells a group's tables from those of the others."""
+    names = differing(other for other in groups if other.bench == group.bench)
+    found = (group.conditions.get(name, "") for name in names if name != "model")
+    return f"{', '.join((group.bench, group.environment.get('model', 'model not named'), *found))}: "
 
 
 def evaluation_notes(records: Iterable[Record]) -> list[str]:
@@ -97,9 +103,9 @@ def _perplexity(records: Sequence[Record]) -> list[Sheet]:
 
 
 def perplexity_of(loss: Estimate) -> tuple[str, Estimate]:
-    """Return the perplexity of a mean loss, as a metric's name and an estimate."""
+    """Return the perplexity of a mean loss, its exponential, as a metric's name and an estimate."""
     low, high = (None if end is None else _exp(end) for end in (loss.low, loss.high))
-    return "perplexity", replace(loss, mean=_exp(loss.mean), low=low, high=high)
+    return PERPLEXITY, replace(loss, mean=_exp(loss.mean), low=low, high=high)
 
 
 def _exp(loss: float) -> float:
@@ -144,7 +150,7 @@ _BENCHES: dict[str, Callable[[Sequence[Record]], list[Sheet]]] = {
     "needle": _needle,
     "lines": _accuracy,
     "longbench": _longbench,
-    "perplexity": _perplexity,
+    PERPLEXITY: _perplexity,
     "hit-rate": _hit_rate,
     "fit": _fit,
     "held-out": _held_out,

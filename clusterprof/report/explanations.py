@@ -58,7 +58,8 @@ _BENCHES = {
         "Perplexity of the reference answers",
         "How surprising the right answer is to the model when it has the compressed prompt before it. The loss is the "
         "mean surprise per token in nats; the perplexity, its exponential, is like the number of tokens the model "
-        "hesitates between. Lower is better, and the full cache is the level to reach.",
+        "hesitates between. The answer's first token does not count: it comes from reading the whole prompt, so no "
+        "compression changes it. Lower is better, and the full cache is the level to reach.",
     ),
     "hit-rate": Explained(
         "Hit rate",

@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ _MARKERS = {
 }
 _OTHER_COLOUR, _OTHER_MARKER = "#8a8f94", "p"
 _VARIANT_LINES = (":", "-.", (0, (5, 1, 1, 1, 1, 1)))
-_LONGEST_NAME = 34
+_LONGEST_LINE = 34
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 # A colour that a page has light and dark: the name of its CSS variable, by the colour in figures.
 VARIABLES = {
@@ -174,8 +175,8 @@ def new_figure(height: float) -> "Figure":
 
 
 def shown(method: str) -> str:
-    """Return a method's name as plots have room for it."""
-    name = one_line(method, _LONGEST_NAME)
+    """Return a method's name as plots have room for it: whole, since names may differ at their ends only."""
+    name = "\n".join(textwrap.wrap(one_line(method), _LONGEST_LINE))
     # matplotlib leaves names that start with an underscore out of legends.
     return f" {name}" if name.startswith("_") else name
 

@@ -22,6 +22,8 @@ _COLUMNS = 5
 # Inches; the second is for axis labels.
 _ROW_HEIGHT, _EXTRA = 1.9, 0.5
 _MOST_TICKS = 9
+# Of the names on an axis with the space between them; a third of a figure is as wide.
+_MOST_CHARACTERS = 40
 
 
 def needle_maps(records: Sequence[Record], size: int, metric: str) -> Figure:
@@ -130,9 +132,11 @@ def _name_ticks(panel: Axes, columns: Sequence[Value], rows: Sequence[Value]) ->
 
 
 def name_places(set_ticks: Callable[[Sequence[int], Sequence[str]], object], names: Sequence[Value]) -> None:
-    """Name the places 0, 1, 2... of an axis, every so many where there are many."""
-    places = range(0, len(names), max(1, -(-len(names) // _MOST_TICKS)))
-    set_ticks(places, [tick_text(names[place]) for place in places])
+    """Name the places 0, 1, 2... of an axis, every so many where there are many, or long ones."""
+    texts = [tick_text(name) for name in names]
+    room = min(_MOST_TICKS, _MOST_CHARACTERS // (2 + max(map(len, texts), default=0)))
+    step = -(-len(texts) // max(1, room)) or 1
+    set_ticks(range(0, len(texts), step), texts[::step])
 
 
 def tick_text(value: Value) -> str:

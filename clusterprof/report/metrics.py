@@ -52,7 +52,7 @@ _METRICS = (
     Metric("accuracy", "share of right answers"),
     Metric("rouge1", "ROUGE-1, words shared with the needle"),
     Metric("score", "LongBench score, 0 to 100", digits=1),
-    Metric("loss", "loss, nats per token", lower_is_better=True),
+    Metric("loss", "loss after the first token, nats per token", lower_is_better=True),
     Metric("perplexity", "perplexity of the reference answer", digits=2, lower_is_better=True),
     Metric("hit_rate", "hit rate"),
     Metric("window_share", "share of the prompt that the window marks"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterprof.errors import DataError
-from clusterprof.evaluation.groups import base_method, comparable, methods_in, ordered
+from clusterprof.evaluation.groups import base_method, comparable, differing, ordered, settings_of
 from clusterprof.report.answers_shown import Answered, answers_of
 from clusterprof.report.evaluation_plots import evaluation_plots
 from clusterprof.report.evaluation_tables import evaluation_sheets
@@ -17,7 +17,7 @@ from clusterprof.report.figures import inline_svg, page_colours
 from clusterprof.report.numbers import parameters_text, window_text
 
 if TYPE_CHECKING:
-    from clusterprof.evaluation.groups import Group
+    from clusterprof.evaluation.groups import Group, Setting
     from clusterprof.evaluation.records import Record
     from clusterprof.report.sheets import Sheet
 
@@ -35,17 +35,6 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a method was run with."""
-
-    method: str
-    sizes: str
-    parameters: str
-    window: str
-    origin: str
-
-
-@dataclass(frozen=True)
 class Part:
     """One group of a benchmark: what was measured on one model, in one way; ``name`` tells it from others."""
 
@@ -57,7 +46,7 @@ class Part:
     sheets: tuple[Sheet, ...]
     answers: tuple[Answered, ...]
     settings: tuple[Setting, ...]
-    environment: Mapping[str, str]
+    conditions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -94,6 +83,7 @@ def render(runs: Sequence[tuple[str, Sequence[Record]]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"parameters": parameters_text, "window": window_text}
     records = [record for group in groups for record in group.records]
     return environment.get_template(_TEMPLATE).render(
         runs=[(name, len(found)) for name, found in runs],
@@ -114,21 +104,13 @@ def _sections(groups: Sequence[Group]) -> list[Section]:
     sections = []
     for number, bench in enumerate(dict.fromkeys(group.bench for group in groups)):
         alike = [group for group in groups if group.bench == bench]
-        differing = _differing([group.environment for group in alike])
+        names = differing(alike)
         parts = (
-            _part(
-                group, ", ".join(group.environment.get(name, "") for name in differing), f"s{number}-{place}-"
-            )
+            _part(group, ", ".join(group.conditions.get(name, "") for name in names), f"s{number}-{place}-")
             for place, group in enumerate(alike)
         )
         sections.append(Section(f"bench-{number}", explained(bench), tuple(parts)))
     return sections
-
-
-def _differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """What environments differ in, the model first."""
-    names = dict.fromkeys(("model", *(name for environment in environments for name in environment)))
-    return [name for name in names if len({environment.get(name) for environment in environments}) > 1]
 
 
 def _part(group: Group, name: str, prefix: str) -> Part:
@@ -142,27 +124,11 @@ def _part(group: Group, name: str, prefix: str) -> Part:
     return Part(
         name=name,
         model=group.environment.get("model", _NOT_NAMED),
-        prompts=len({(record.dataset, record.prompt, record.prompt_tokens) for record in group.records}),
+        prompts=group.prompts,
         datasets=tuple(dict.fromkeys(record.dataset for record in group.records)),
         drawings=tuple(drawings),
         sheets=tuple(evaluation_sheets(group)),
         answers=tuple(answers_of(group)),
-        settings=tuple(_settings(group.records)),
-        environment=group.environment,
+        settings=tuple(settings_of(group.records)),
+        conditions=group.conditions,
     )
-
-
-def _settings(records: Sequence[Record]) -> Iterable[Setting]:
-    """A line per method and whatever it was run with, and the sizes at which it was."""
-    sizes: dict[tuple[str, str, str, str], set[int]] = {}
-    for record in records:
-        parameters = parameters_text(record.parameters)
-        window = "" if record.window is None else window_text(record.window)
-        used = sizes.setdefault((record.method, parameters, window, record.origin), set())
-        used |= {record.size} if record.size is not None else set()
-    order = methods_in(records)
-    for key in sorted(sizes, key=lambda key: (order.index(key[0]), min(sizes[key], default=0))):
-        method, parameters, window, origin = key
-        yield Setting(
-            method, ", ".join(f"{size:,}" for size in sorted(sizes[key])), parameters, window, origin
-        )

@@ -91,7 +91,7 @@ def compress(
     )
     config = decoder_of(model).config
     if isinstance(profile, Profile) and not force:
-        profile.check(model)
+        profile.check(model, otherwise=", or apply it all the same with force=True")
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
     running = RunningTurn()

@@ -157,13 +157,24 @@ def test_a_rerun_goes_on(compare: Callable[..., Finished], tuned: Path) -> None:
     assert len(results(more)) == 30
 
 
-def test_generated_data_are_generated_again_and_scored(
-    compare: Callable[..., Finished], on_lines: Path
-) -> None:
-    measured = results(compare(on_lines, "--samples", 3, "--methods", "topk", "--json"))
+def test_generated_data_are_generated_again_and_scored(run: Run, on_lines: Path) -> None:
+    command = ["compare", on_lines, "--samples", 3, "--methods", "topk", "--json"]
+    finished = run(*command, "--decode-tokens", 40)
+    measured = results(finished)
     seen = set(Profile.load(on_lines).dataset.sampled_ids)
     assert len({it.prompt for it in measured} - seen) == 3
-    assert all("accuracy" in it.scores and it.text is not None for it in measured)
+    # As long as the task has them, and no longer.
+    assert all("accuracy" in it.scores and len(it.text or "") <= 32 for it in measured)
+    assert "not scored" not in finished.err
+
+
+def test_answers_that_would_be_cut_are_not_scored(compare: Callable[..., Finished], on_lines: Path) -> None:
+    finished = compare(on_lines, "--samples", 3, "--methods", "topk", "--json")
+    assert not any("accuracy" in it.scores or it.text is not None for it in results(finished))
+    assert (
+        "Answers may have 32 tokens here and would be cut at 4, so they are not scored; use --decode-tokens 32."
+        in finished.err
+    )
 
 
 def test_a_path_may_hold_a_comma(compare: Callable[..., Finished], tuned: Path, tmp_path: Path) -> None:
@@ -180,6 +191,54 @@ def test_a_small_profile_needs_no_window_of_32(
     small = edited(tuned, tmp_path / "small.json", "compression", size=24)
     measured = results(compare(small, "--methods", "topk", "--samples", 1, "--json"))
     assert {(it.size, it.window) for it in measured} == {(None, None), (24, WINDOW)}
+
+
+def test_profiles_of_one_file_by_two_names_are_of_the_same_data(
+    compare: Callable[..., Finished], tuned: Path, snapkv: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(Profile.load(tuned).dataset.name)
+    edited(snapkv, snapkv, "dataset", name=str(link))
+    assert len(results(compare(tuned, snapkv, "--methods", "full", "--json"))) > 0
+
+
+def test_rows_that_a_profile_among_the_methods_was_tuned_on_are_not_held_out(
+    compare: Callable[..., Finished], tuned: Path, snapkv: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(Profile.load(tuned).dataset.name)
+    edited(snapkv, snapkv, "dataset", name=str(link))
+    finished = compare(tuned, "--methods", snapkv, "--json")
+    seen = {name for path in (tuned, snapkv) for name in Profile.load(path).dataset.sampled_ids}
+    assert {it.prompt for it in results(finished)} == {f"r{n}" for n in range(10)} - seen
+    assert "was tuned on" not in finished.err
+
+
+def test_rows_of_longbench_that_cannot_be_scored_are_found_before_the_model_is_loaded(
+    compare: Callable[..., Finished], tune: Tune, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "input": "Where?",
+            "context": " ".join(Random(n).choices(WORDS, k=30)),
+            "answers": ["ash"],
+            "_id": f"q{n}",
+        }
+        for n in range(4)
+    ]
+    path = tmp_path / "qasper.jsonl"
+
+    def write() -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rows[2]["answers"] = []
+    write()
+    profile = tune("qasper", "qasper", "--data-dir", tmp_path, "--samples", 1)
+    seen = Profile.load(profile).dataset.sampled_ids
+    assert "q2" not in seen
+    finished = compare(profile, "--data-dir", tmp_path, "--model", "no/such/model")
+    assert "Row 'q2' of qasper has no answers to score against" in refusal(finished)
+    assert "Loading" not in finished.err
 
 
 # What is refused.
@@ -233,7 +292,8 @@ def test_the_profile_of_another_model_is_refused(
     compare: Callable[..., Finished], tuned: Path, tmp_path: Path
 ) -> None:
     other = edited(tuned, tmp_path / "other.json", "model", head_dim=99)
-    assert "was made for another model (head_dim: profile 99, model 16)" in refusal(compare(other))
+    message = refusal(compare(other))
+    assert "was made for another model (head_dim: profile 99, model 16); tune one for this model." in message
 
 
 def test_a_profile_without_a_model_needs_one(

@@ -341,12 +341,25 @@ def test_perplexity(run: Run, model_folder: Path, asked_file: Path) -> None:
     assert finished.code == 0, finished.err
     measured = results(finished.json()["results"])
     assert len(measured) == 4 * 3
-    assert all(it.scores.keys() == {"loss", "perplexity"} and it.text is None for it in measured)
+    assert all(it.scores.keys() == {"loss"} and it.text is None for it in measured)
+    assert {it["metric"] for it in finished.json()["groups"][0]["means"]} == {"loss", "perplexity"}
     assert {it.dataset for it in measured} == {str(asked_file)}
     losses = {name: {it.scores["loss"] for it in measured if it.prompt == name} for name in ("q0", "small")}
     assert {name: len(different) for name, different in losses.items()} == {"q0": 3, "small": 1}
     shown = run("eval", "perplexity", "--dataset", asked_file, "--model", model_folder, *SMALL)
     assert "perplexity" in shown.out.lower()
+
+
+def test_answers_of_a_single_token_have_no_perplexity(run: Run, model_folder: Path) -> None:
+    rows = [{"prompt": places(25, n), "answers": [answer]} for n, answer in enumerate(("b", "by", "c"))]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["eval", "perplexity", "--dataset", "rows.jsonl", "--model", model_folder, *SMALL]
+    finished = run(*command, "--json")
+    assert finished.code == 0, finished.err
+    assert "prompts  2 left out, because their answers end with the first token" in finished.err
+    assert len(results(finished.json()["results"])) == 3
+    Path("rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert "No prompt is left to measure anything on" in run(*command).err
 
 
 def test_samples_side_by_side(run: Run, model_folder: Path, asked_file: Path) -> None:
@@ -358,6 +371,20 @@ def test_samples_side_by_side(run: Run, model_folder: Path, asked_file: Path) ->
     assert len({it.prompt for it in measured}) == 2
     assert all(it.references == ("by the moor", "at the bay") for it in measured)
     assert all(it.text is not None and "rouge_l" in it.scores for it in measured)
+
+
+def test_samples_are_as_long_as_was_asked_for(run: Run, model_folder: Path, asked_file: Path) -> None:
+    command = ["eval", "samples", "--dataset", asked_file, "--model", model_folder, *SMALL, "--samples", 1]
+    for options, most in (([], 6), (["--decode-tokens", 3], 3)):
+        finished = run(*command, *options, "-o", f"{most}.jsonl")
+        assert finished.code == 0, finished.err
+        # One token per character, and an end is possible at any of them.
+        assert 0 < max(len(it.text or "") for it in results(f"{most}.jsonl")) <= most
+    groups = run(*command, "--decode-tokens", 3, "-o", "6.jsonl", "--json").json()["groups"]
+    assert [(it["settings"], it["prompts"]) for it in groups] == [({"decode_tokens": 3}, 1)]
+    assert len(results("6.jsonl")) == 6
+    shown = run("report", "6.jsonl", "--json").json()["groups"]
+    assert [(it["settings"], it["prompts"]) for it in shown] == [({}, 1), ({"decode_tokens": 3}, 1)]
 
 
 def test_samples_without_references(run: Run, model_folder: Path, dataset_file: Path) -> None:
@@ -372,10 +399,27 @@ def test_long_prompts_are_cut_or_left_out(run: Run, model_folder: Path, asked_fi
     cut = run(*command, "--max-tokens", 100, "--json")
     assert "prompts  3 cut in the middle to fit" in cut.err
     assert max(it.prompt_tokens for it in results(cut.json()["results"])) == 100
+    assert all(("cut" in it.labels) == (it.prompt_tokens == 100) for it in results(cut.json()["results"]))
+    assert cut.json()["groups"][0]["prompts_cut"] == 3
     whole = run(*command, "--max-tokens", 150, "--whole", "-o", "whole.jsonl")
     assert whole.code == 0, whole.err
     assert re.search(r"prompts  [12] left out, because they would have to be cut", whole.err)
     assert max(it.prompt_tokens for it in results("whole.jsonl")) < 150
+
+
+@pytest.mark.parametrize("bench", ["fit", "hit-rate", "ablation"])
+def test_generated_prompts_beyond_the_context_are_cut_and_counted(
+    run: Run, model_folder: Path, bench: str
+) -> None:
+    options = ["--window", 8] if bench == "hit-rate" else ["--window", 8, "--sizes", 48]
+    finished = run(
+        "eval", bench, "--dataset", "lines", "--tokens", 600, "--model", model_folder, *options,
+        "--samples", 2, "--decode-tokens", 4,
+    )  # fmt: skip
+    assert finished.code == 0, finished.err
+    assert "prompts  2 cut in the middle to fit" in finished.err
+    assert "2 prompts were longer than the model or --max-tokens allows and lost the middle." in finished.out
+    assert {it.prompt_tokens for it in results(f"runs/{bench}-{model_folder.name}.jsonl")} == {508}
 
 
 def test_fit_of_every_method(run: Run, model_folder: Path, asked_file: Path) -> None:
@@ -469,6 +513,30 @@ def test_longbench_of_what_is_there(run: Run, model_folder: Path, longbench_fold
     assert "lcc" in missing.err
 
 
+@pytest.mark.parametrize(
+    ("task", "changes", "problem"),
+    [
+        ("qasper", {"answers": []}, "has no answers to score against; leave it out"),
+        ("qasper", {"answers": [""]}, "has no answers to score against; leave it out"),
+        ("trec", {"all_classes": None}, "has no 'all_classes'"),
+        ("passage_retrieval_en", {"answers": ["7"]}, "has the answer '7'; it has to be like 'Paragraph 7'"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_of_longbench_that_cannot_be_scored_are_found_before_the_model_is_loaded(
+    run: Run, longbench_folder: Path, task: str, changes: dict[str, Any], problem: str, last: bool
+) -> None:
+    path = longbench_folder / f"{task}.jsonl"
+    rows = [json.loads(line) for line in (longbench_folder / "trec.jsonl").read_text().splitlines()]
+    rows = [row | {"answers": ["Paragraph 7"]} if task.startswith("passage") else row for row in rows]
+    rows[-last] |= changes
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finished = run("eval", "longbench", "--data-dir", longbench_folder, "--model", "no/such/model")
+    assert finished.code == 1
+    assert f"error: Row '{rows[-last]['_id']}' of {task} {problem}" in finished.err.splitlines()[-1]
+    assert "Loading" not in finished.err
+
+
 @pytest.mark.parametrize("plot_format", ["svg", "png"])
 def test_pictures_of_clusters(run: Run, model_folder: Path, asked_file: Path, plot_format: str) -> None:
     finished = run(
@@ -480,6 +548,15 @@ def test_pictures_of_clusters(run: Run, model_folder: Path, asked_file: Path, pl
         f"new/pictures/clusters-layer-1.{plot_format}", f"new/pictures/decode-attention-layer-1.{plot_format}",
     ]  # fmt: skip
     assert all(Path(path).stat().st_size > 5000 for path in finished.out.splitlines())
+
+
+def test_a_picture_of_a_prompt_that_was_cut_says_so(run: Run, model_folder: Path) -> None:
+    finished = run(
+        "eval", "clusters", "--dataset", "lines", "--tokens", 600, "--model", model_folder, "--size", 48,
+        "--layers", "1", "--decode-tokens", 4,
+    )  # fmt: skip
+    assert finished.code == 0, finished.err
+    assert "prompts  1 cut in the middle to fit" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -536,7 +613,8 @@ def test_the_profile_of_another_model_is_refused(
     other = edited(profile_file, tmp_path / "other.json", "model", num_hidden_layers=7)
     finished = needle("--methods", f"topk,{other}")
     assert finished.code == 1
-    assert "was made for another model (num_hidden_layers: profile 7, model 2)" in finished.err
+    assert "was made for another model (num_hidden_layers: profile 7, model 2); tune one" in finished.err
+    assert "--force" not in finished.err
     assert "Measuring" not in finished.err
 
 
@@ -553,6 +631,56 @@ def test_clusters_of_a_profile(
     refused = run(*command, "--profile", snapkv)
     assert refused.code == 2
     assert "it is one of topk, which has no clusters" in said(refused)
+
+
+def test_a_profile_that_was_tuned_again_is_another_method(
+    needle: Callable[..., Finished], profile_file: Path, run: Run
+) -> None:
+    mine = Path("mine.json")
+    found = []
+    for theta in (0.01, 0.02):
+        method = {"name": "clusterattn", "num_block": 4, "theta": theta}
+        edited(profile_file, mine, "compression", method=method)
+        finished = needle("--methods", f"topk,{mine}", "--json")
+        assert finished.code == 0, finished.err
+        found.append({it["method"] for it in finished.json()["groups"][0]["means"]})
+    assert found[0] == {"full", "topk", "clusterattn (mine)"}
+    names = {f"clusterattn (mine), theta {theta}" for theta in (0.01, 0.02)}
+    assert found[1] == {"full", "topk", *names}
+    (group,) = finished.json()["groups"]
+    assert {it["parameters"]["theta"] for it in group["methods"] if it["method"] in names} == {0.01, 0.02}
+    page = run("report", finished.json()["results"])
+    assert page.code == 0, page.err
+    assert all(name in Path("report.html").read_text() for name in names)
+
+
+def test_what_a_profile_was_tuned_on_is_known_under_any_name(
+    run: Run, model_folder: Path, dataset_file: Path, profile_file: Path
+) -> None:
+    Path("link.jsonl").symlink_to(dataset_file)
+    Path("copy.jsonl").write_bytes(dataset_file.read_bytes())
+    options = ["--model", model_folder, "--methods", profile_file, "--window", 8, "--decode-tokens", 2]
+    for name in (dataset_file, "link.jsonl", "./link.jsonl", "copy.jsonl"):
+        finished = run("eval", "fit", "--dataset", name, *options, "-o", "mine.jsonl")
+        assert finished.code == 0, finished.err
+        assert "was tuned on 4 of these 4 prompts" in finished.err
+    rows = dataset_file.read_text().splitlines(keepends=True)
+    Path("other.jsonl").write_text("".join(rows[:2]))
+    assert "was tuned on" not in run("eval", "fit", "--dataset", "other.jsonl", *options).err
+
+
+def test_methods_that_are_added_are_shown_beside_those_that_are_there(
+    needle: Callable[..., Finished],
+) -> None:
+    needle("--methods", "topk", "-o", "mine.jsonl")
+    finished = needle("--methods", "h2o", "--sizes", "64", "-o", "mine.jsonl", "--json")
+    assert "run      2 prompts, 4 results, 2 of them found in the file" in finished.err
+    cells = {(it["method"], it["size"]) for it in finished.json()["groups"][0]["means"]}
+    assert cells == {("full", None), ("topk", 48), ("h2o", 64)}
+    # Those of other prompts are not.
+    other = needle("--methods", "snapkv", "--seed", 1, "-o", "mine.jsonl", "--json")
+    cells = {(it["method"], it["size"]) for it in other.json()["groups"][0]["means"]}
+    assert cells == {("full", None), ("snapkv", 48)}
 
 
 # What goes wrong on the way.

@@ -176,7 +176,7 @@ def perplexity_run(
                 dataset=dataset,
                 prompt=f"{dataset}-{number}",
                 labels={},
-                scores={"loss": loss, "perplexity": 2.718281828**loss},
+                scores={"loss": loss},
                 **contestant,
             )
 

@@ -10,7 +10,7 @@ from clusterprof.errors import CompressionError
 from clusterprof.evaluation import fit, hit_rate
 from clusterprof.evaluation.captured import FitBenchmark, HitRateBenchmark
 from clusterprof.evaluation.contestants import Contestant
-from clusterprof.evaluation.session import Session
+from clusterprof.evaluation.session import Session, kept
 from clusterprof.evaluation.tasks import Entrant
 from clusterprof.methods import TopK, method_names
 from clusterprof.profile import Compression
@@ -90,8 +90,7 @@ def test_each_method_is_replayed_on_the_same_capture(
     assert len(found) == len(entering)
     capture = fresh_capture(session, prompt_of(task), WINDOW)
     for entrant in entering:
-        assert entrant.compression is not None
-        scores, curves = fit.measure(session.model, capture, entrant.compression)
+        scores, curves = fit.measure(session.model, capture, kept(entrant, capture.observation))
         assert found[entrant].scores == pytest.approx(scores, abs=1e-6)
         assert found[entrant].curves["layers"] == curves["layers"]
         torch.testing.assert_close(
@@ -112,10 +111,8 @@ def test_windows_of_their_own_take_captures_of_their_own(
     assert captured == [(4, False), (WINDOW, True), (len("where is it?"), False)]
     assert len(found) == 4
     for entrant, window in zip(entering, (WINDOW, 12, 4), strict=True):
-        assert entrant.compression is not None
-        scores, _ = fit.measure(
-            session.model, fresh_capture(session, prompt_of(task), window), entrant.compression
-        )
+        capture = fresh_capture(session, prompt_of(task), window)
+        scores, _ = fit.measure(session.model, capture, kept(entrant, capture.observation))
         assert found[entrant].scores == pytest.approx(scores, abs=1e-6)
     # Once captured, not again.
     list(FIT.measure(session, task, entering))

@@ -15,9 +15,8 @@ from tests.tiny import tiny_gemma3, tiny_llama
 def test_equals_a_naive_trial(method: Method) -> None:
     model = tiny_llama()
     found = capture(model)
-    compression = SMALL.model_copy(update={"method": method})
-    scores, curves = fit.measure(model, found, compression)
     kept = kept_positions(method, found.observation, SMALL.size)
+    scores, curves = fit.measure(model, found, kept)
     trial = naive_trial(model, random_prompt(), found.tokens[:-1].tolist(), kept)
     # Otherwise there would be nothing to tell apart.
     assert trial.cosine.std() > 1e-3
@@ -31,7 +30,8 @@ def test_equals_a_naive_trial(method: Method) -> None:
 
 def test_rows_are_the_layers_with_full_attention() -> None:
     model = tiny_gemma3()
-    _, curves = fit.measure(model, capture(model), SMALL)
+    found = capture(model)
+    _, curves = fit.measure(model, found, kept_positions(SMALL.method, found.observation, SMALL.size))
     by_head = curves["cosine_by_head"]
     assert curves["layers"] == [1]
     assert isinstance(by_head, list)
@@ -42,4 +42,4 @@ def test_names_the_layer_whose_attention_is_not_finite() -> None:
     model = tiny_llama()
     found = spoiled(capture(model), layer=1, part="queries")
     with pytest.raises(CompressionError, match="layer 1 is not finite"):
-        fit.measure(model, found, SMALL)
+        fit.measure(model, found, kept_positions(SMALL.method, found.observation, SMALL.size))

@@ -1,7 +1,18 @@
+from collections.abc import Mapping
+
 import pytest
 
 from clusterprof.errors import DataError
-from clusterprof.evaluation.groups import comparable, label_of, methods_in, ordered, prompt_key, references
+from clusterprof.evaluation.groups import (
+    Setting,
+    comparable,
+    label_of,
+    methods_in,
+    ordered,
+    prompt_key,
+    references,
+    settings_of,
+)
 from clusterprof.evaluation.records import Record
 from tests.evaluation.examples import ENVIRONMENT, record
 
@@ -133,3 +144,66 @@ def test_two_profiles_of_one_size_keep_their_names() -> None:
     ]
     (group,) = comparable(records)
     assert [it.method for it in group.records] == [method for method, _ in named]
+
+
+def tuned(*parameters: Mapping[str, object], **fields: object) -> list[Record]:
+    """A result of one profile for each of these parameters of SnapKV."""
+    fields = {"method": "snapkv (needle-128)", **fields}
+    return [record(parameters={"name": "snapkv", **it}, **fields) for it in parameters]
+
+
+def test_a_profile_that_was_tuned_again_is_another_method() -> None:
+    both = [{"kernel_size": size, "pooling": "avg"} for size in (5, 7)]
+    (group,) = comparable([*tuned(*both), *tuned(both[0], size=256, method="snapkv (needle-256)")])
+    # At the other size there is nothing to be told apart.
+    assert [it.method for it in group.records] == [
+        "snapkv (needle), kernel_size 5",
+        "snapkv (needle), kernel_size 7",
+        "snapkv (needle)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ([{"theta": 0.002}, {"theta": 0.003}], ["theta 0.002", "theta 0.003"]),
+        ([{"theta": 0.002}, {"theta": 0.0020001}], ["theta 0.002", "theta 0.0020001"]),
+        ([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "y"}], ["a 1, b x", "a 1, b y", "a 2, b y"]),
+        ([{}, {"gap_pool": 15}], ["", "gap_pool 15"]),
+        ([{"x": 0.1, "n": 1}, {"x": 0.1, "n": 2}], ["n 1", "n 2"]),
+        ([{"flag": True}, {"flag": False}], ["flag True", "flag False"]),
+    ],
+)
+def test_as_much_is_said_as_tells_parameters_apart(
+    parameters: list[Mapping[str, object]], names: list[str]
+) -> None:
+    (group,) = comparable(tuned(*parameters, method="snapkv"))
+    assert [it.method for it in group.records] == [", ".join(filter(None, ("snapkv", it))) for it in names]
+
+
+def test_a_methods_values_may_differ_from_size_to_size() -> None:
+    records = [record(method="clusterattn", size=size) for size in (1024, 4096)]
+    assert records[0].parameters != records[1].parameters
+    (group,) = comparable(records)
+    assert {it.method for it in group.records} == {"clusterattn"}
+
+
+def test_what_an_ablation_does_not_vary_tells_its_points_apart() -> None:
+    def point(theta: float, gap_pool: int, prompt: str) -> Record:
+        parameters = {"name": "clusterattn", "num_block": 8, "theta": theta, "gap_pool": gap_pool}
+        return record(bench="ablation", method="clusterattn", labels={}, parameters=parameters, prompt=prompt)
+
+    (group,) = comparable([point(0.1, 1, "a"), point(0.2, 1, "a"), point(0.1, 15, "b")])
+    assert [it.method for it in group.records] == [
+        "clusterattn, gap_pool 1",
+        "clusterattn, gap_pool 1",
+        "clusterattn, gap_pool 15",
+    ]
+
+
+def test_settings_are_what_each_method_was_run_with() -> None:
+    records = [record(method="clusterattn", size=size) for size in (1024, 512, 4096)]
+    full, few, many = settings_of([*records, record(method="full")])
+    assert full == Setting("full", (), {"name": "full"}, None, "nothing is evicted")
+    assert (few.sizes, few.parameters) == ((512, 1024), records[0].parameters)
+    assert (many.sizes, many.parameters) == ((4096,), records[2].parameters)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from clusterprof.evaluation import fit
 from clusterprof.evaluation.contestants import Contestant
 from clusterprof.evaluation.held_out import HeldOutBenchmark
 from clusterprof.evaluation.run import Measured
-from clusterprof.evaluation.session import Session
+from clusterprof.evaluation.session import Session, kept
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.methods import SnapKV, method_names
 from clusterprof.profile import Compression
@@ -43,7 +44,7 @@ def opened(
 ) -> tuple[Session, Task]:
     model = build(vocab_size=VOCAB_SIZE, **options)
     session = open_session(model, tmp_path, decode_tokens=STEPS)
-    return session, make_tasks(session, [row(70, "why there?")], STEPS)[0]
+    return session, make_tasks(session, [replace(row(70, "why there?"), max_new_tokens=None)], STEPS)[0]
 
 
 def measure(
@@ -74,8 +75,7 @@ def test_attention_is_scored_as_in_a_tune(tmp_path: Path) -> None:
     found = measure(session, task, [full, *entering])
     capture = session.capture(task, WINDOW, accumulate=True)
     for entrant in entering:
-        assert entrant.compression is not None
-        scores, curves = fit.measure(session.model, capture, entrant.compression)
+        scores, curves = fit.measure(session.model, capture, kept(entrant, capture.observation))
         assert found[entrant].scores == {**scores, "length": len(found[entrant].text or "")}
         assert found[entrant].curves == curves
 
@@ -118,6 +118,29 @@ def test_without_a_score_nothing_is_generated(tmp_path: Path) -> None:
         it.scores.keys() == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
         for it in found.values()
     )
+
+
+def test_an_answer_that_its_protocol_would_not_cut_is_not_scored(tmp_path: Path) -> None:
+    session, task = opened(tmp_path)
+    longer = replace(task, row=replace(task.row, max_new_tokens=STEPS + 1))
+    entering = make_entrants(["topk"])
+    for measured in measure(session, longer, entering).values():
+        assert measured.text is None
+        assert "length" not in measured.scores
+        assert "kl" in measured.scores
+
+
+def test_an_answer_is_scored_as_far_as_its_protocol_has_it(tmp_path: Path) -> None:
+    session, task = opened(tmp_path, eos_token_id=None)
+    short = replace(task, row=replace(task.row, max_new_tokens=4))
+    entering = make_entrants(["topk"])
+    answers = dict(session.answers(replace(task, max_new_tokens=4), entering))
+    assert {it: measured.text for it, measured in measure(session, short, entering).items()} == answers
+    # What is compared with the full run is as long as was asked for.
+    whole, cut = measure(session, task, entering), measure(session, short, entering)
+    assert {it: measured.scores["kl"] for it, measured in cut.items()} == {
+        it: measured.scores["kl"] for it, measured in whole.items()
+    }
 
 
 def test_profiles_with_other_windows_have_captures_of_their_own(

@@ -1,8 +1,9 @@
 import pytest
 
+from clusterprof.data import Message, Row
 from clusterprof.data.longbench_tasks import LONGBENCH_TASKS
 from clusterprof.errors import DataError
-from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK, GROUPS, score
+from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK, GROUPS, check_rows, score
 
 # The published protocol: which metric a task takes, and which read the first line only.
 QA = ["narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "triviaqa"]
@@ -67,18 +68,24 @@ def test_the_best_answer_counts_and_only_few_shot_answers_end_with_their_line(ta
         assert 0 < continued < 90
 
 
+def row_of(answers: tuple[str, ...], classes: tuple[str, ...] = ()) -> Row:
+    return Row("r7", (Message("user", "where?"),), answers=answers, all_classes=classes)
+
+
 @pytest.mark.parametrize(
-    ("task", "answers", "message"),
+    ("task", "row", "message"),
     [
-        ("qasper", [], "A row of qasper has no answers to score against"),
-        ("trec", ["Reason"], "A row of trec has no 'all_classes'"),
+        ("qasper", row_of(()), "Row 'r7' of qasper has no answers to score against; leave it out."),
+        ("trec", row_of(("Reason",)), "Row 'r7' of trec has no 'all_classes'; take LongBench's own rows"),
         (
             "passage_retrieval_en",
-            ["Section 7"],
-            "has the answer 'Section 7'; it has to be like 'Paragraph 7'",
+            row_of(("Paragraph 7", "Section 7")),
+            "Row 'r7' .* has the answer 'Section 7'; it has to be like 'Paragraph 7'",
         ),
     ],
 )
-def test_rows_that_cannot_be_scored(task: str, answers: list[str], message: str) -> None:
+def test_rows_that_cannot_be_scored(task: str, row: Row, message: str) -> None:
+    fine = row_of((NUMBERS.get(task, "Reason"),), ("Reason", "City"))
+    check_rows(task, [fine])
     with pytest.raises(DataError, match=message):
-        score(task, "7", answers)
+        check_rows(task, [fine, row])

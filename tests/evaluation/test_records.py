@@ -88,7 +88,7 @@ def test_any_text_is_one_line(text: str) -> None:
     assert Record.model_validate_json(line).text == text
 
 
-@pytest.mark.parametrize("left", [1, 40, -1])
+@pytest.mark.parametrize("left", [1, 40, -2])
 def test_a_line_torn_by_a_crash_is_dropped_and_the_run_goes_on(left: int, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.jsonl", three())
     content = path.read_bytes()
@@ -99,6 +99,19 @@ def test_a_line_torn_by_a_crash_is_dropped_and_the_run_goes_on(left: int, tmp_pa
         assert list(run.records.values()) == three()[:2]
         run.add(three()[2])
     assert path.read_bytes() == content
+
+
+def test_a_last_record_without_its_lines_end_is_kept(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run.jsonl", three())
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert read_records(path) == three()
+    assert path.read_bytes() == content[:-1]
+    more = record(prompt="needle-3")
+    with open_run(path) as run:
+        assert list(run.records.values()) == three()
+        run.add(more)
+    assert read_records(path) == [*three(), more]
 
 
 def test_a_first_line_that_was_torn_leaves_an_empty_run(tmp_path: Path) -> None:
@@ -211,6 +224,22 @@ def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
         assert read_records(path) == [record()]
     with open_run(path) as run:
         assert len(run.records) == 1
+
+
+def test_a_file_has_one_lock_whatever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder" / "run.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    # Whether or not it is there already.
+    for _ in range(2):
+        for one, other in ((path, link), (link, path), (link, tmp_path / "folder" / ".." / "link.jsonl")):
+            with open_run(one) as run:
+                with pytest.raises(DataError, match="Another process is adding to"), open_run(other):
+                    pass
+                run.add(record())
+    assert link.is_symlink()
+    assert read_records(path) == [record()] * 6
+    assert not (tmp_path / "link.jsonl.lock").exists()
 
 
 def test_after_an_error_another_may_open_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from clusterprof.errors import CompressionError, DataError, UnsupportedModelError
 from clusterprof.evaluation.contestants import contestants
 from clusterprof.evaluation.generation import GenerationBenchmark
+from clusterprof.evaluation.groups import comparable
 from clusterprof.evaluation.records import Record, open_run, read_records
 from clusterprof.evaluation.run import Measured, evaluate
 from clusterprof.evaluation.session import Session
@@ -114,7 +115,8 @@ def test_a_record_holds_what_was_measured_and_on_what(
     records, _ = measure(session, [labelled], tmp_path / "r", entrants([*contestants([]), ablation], [24], 8))
     full, topk = records
     assert (topk.bench, topk.dataset, topk.prompt, topk.prompt_tokens) == ("length", "places", "row-60-0", 60)
-    assert (topk.method, topk.origin, topk.parameters) == ("topk", "its paper's values", {"name": "topk"})
+    assert (topk.method, topk.origin) == ("topk", "its paper's values")
+    assert topk.parameters == {"name": "topk", "version": TopK.version}
     assert (topk.size, topk.window, full.size, full.window) == (24, 8, None, None)
     assert (topk.labels, full.labels) == ({"tokens": 60, "theta": 0.5}, {"tokens": 60})
     assert (topk.scores, topk.curves, topk.text) == ({"length": 60.0}, {"curve": [1, 2]}, "text")
@@ -131,6 +133,12 @@ def test_a_prompt_that_fits_is_marked(session: Session, tasks: list[Task], tmp_p
     records, _ = measure(session, tasks, tmp_path / "run.jsonl", make_entrants(["topk"], [24, 55]))
     assert [(it.prompt, it.size) for it in records if it.labels] == [("row-50-0", 55)]
     assert {it.labels.get("fits", 0) for it in records} == {0, 1}
+
+
+def test_a_prompt_that_was_cut_is_marked(session: Session, tasks: list[Task], tmp_path: Path) -> None:
+    cut = changed_prompt(tasks[0], tokens_cut=7)
+    records, _ = measure(session, [cut, tasks[1]], tmp_path / "run.jsonl")
+    assert [it.labels for it in records] == [{"cut": 7}] * 3 + [{}] * 3
 
 
 def test_a_rerun_measures_nothing_anew(session: Session, tasks: list[Task], tmp_path: Path) -> None:
@@ -225,6 +233,18 @@ def test_whatever_determines_a_result_is_in_its_key(
         measure(session_, [task_], results, [entrant], bench)
     keys = [it.key for it in read_records(results)]
     assert len(set(keys)) == len(keys) == len(runs)
+
+
+def test_a_method_that_selects_otherwise_than_before_is_measured_anew_and_apart(
+    session: Session, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, entering = tmp_path / "run.jsonl", make_entrants(["topk"])
+    measure(session, tasks, path, entering)
+    monkeypatch.setattr(TopK, "version", TopK.version + 1)
+    _, bench = measure(session, tasks, path, entering)
+    assert {label for _, label, _ in bench.asked} == {"topk"}
+    (group,) = comparable(read_records(path))
+    assert {it.method for it in group.records} == {"full", "topk, version 1", "topk, version 2"}
 
 
 def test_a_tuned_profile_takes_part(session: Session, tasks: list[Task], tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_a_prompt_that_fits_is_the_same_prompt() -> None:
     assert rows[1].differences["full"].samples == 1
 
 
+def test_a_prompt_that_was_cut_is_the_same_prompt() -> None:
+    # What was measured by an older release has no such label.
+    cut = record(labels={"tokens": 1000, "depth": 0.5, "cut": 9}, prompt="p0")
+    rows = summarise([record(method="full", prompt="p0"), cut], "accuracy")
+    assert rows[1].differences["full"].samples == 1
+
+
 def test_the_order_of_records_changes_nothing() -> None:
     records = list(needle_run(("snapkv", "topk"), repeats=2))
     shuffled = random.Random(0).sample(records, len(records))

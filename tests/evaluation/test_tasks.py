@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from clusterprof.data import Message, Row
 from clusterprof.errors import DataError
 from clusterprof.evaluation.contestants import Contestant, contestants
-from clusterprof.evaluation.tasks import Entrant, TaskMaker, entrants
+from clusterprof.evaluation.tasks import Entrant, TaskMaker, check_questions, entrants
 from clusterprof.methods import H2O, TopK
 from clusterprof.models import describe_model
 from clusterprof.profile import Compression
@@ -75,7 +75,7 @@ def test_a_task_has_all_that_belongs_to_its_prompt(model: PreTrainedModel) -> No
     plain = Row("plain", (Message("user", "where is it?"),))
     (task,) = maker.make("places", [plain], max_new_tokens=None)
     assert task.max_new_tokens == 64
-    assert (maker.cut, maker.left_out) == (0, 0)
+    assert maker.left_out == {}
 
 
 def test_prompts_leave_room_for_their_answers(model: PreTrainedModel) -> None:
@@ -83,7 +83,7 @@ def test_prompts_leave_room_for_their_answers(model: PreTrainedModel) -> None:
     rows = [row(92), row(93), row(300)]
     made = maker.make("places", rows)
     assert [len(task.prompt.input_ids) for task in made] == [92, 92, 92]
-    assert maker.cut == 2
+    assert [task.prompt.tokens_cut > 0 for task in made] == [False, True, True]
     whole = tiny_tokenizer()(rows[2].messages[0].content)["input_ids"]
     assert list(made[2].prompt.input_ids) == whole[:46] + whole[-46:]
 
@@ -95,7 +95,6 @@ def test_a_limit_of_ones_own(model: PreTrainedModel) -> None:
         50,
         40,
     ]
-    assert maker.cut == 1
     # The model's limit holds all the same.
     maker = TaskMaker(model, tiny_tokenizer(), longest=5000)
     assert [len(it.prompt.input_ids) for it in maker.make("places", [row(92), row(300)])] == [92, 92]
@@ -105,7 +104,7 @@ def test_prompts_that_would_be_cut_can_be_left_out(model: PreTrainedModel) -> No
     maker = TaskMaker(model, tiny_tokenizer(), whole=True)
     assert [task.prompt.id for task in maker.make("places", [row(93), row(92)])] == ["row-92-0"]
     assert maker.make("places", [row(300)]) == []
-    assert (maker.cut, maker.left_out) == (0, 2)
+    assert maker.left_out == {"they would have to be cut": 2}
 
 
 def test_an_answer_as_long_as_the_context_is_refused(model: PreTrainedModel) -> None:
@@ -125,3 +124,16 @@ def test_a_model_that_names_no_context_has_no_limit(
     monkeypatch.setattr("clusterprof.models.describe_model", lambda model: info)
     (task,) = TaskMaker(model, tiny_tokenizer()).make("places", [row(2000)])
     assert len(task.prompt.input_ids) == 2000
+
+
+def test_an_unknown_question_is_found_before_anything_is_measured(model: PreTrainedModel) -> None:
+    known, unknown = TaskMaker(model, tiny_tokenizer()).make("places", [row(64), row(60)])
+    unknown = replace(unknown, prompt=replace(unknown.prompt, query_length=None))
+    check_questions([known, unknown], make_entrants(["topk"], [24]))
+    asking = make_entrants(["topk"], [62], window="query")
+    # The one whose question is not known fits.
+    check_questions([known, unknown], asking)
+    asking = make_entrants(["topk"], [59], window="query")
+    check_questions([known], asking)
+    with pytest.raises(DataError, match="tokens of prompt 'row-60-0' are its question is not known"):
+        check_questions([known, unknown], asking)

@@ -1,12 +1,15 @@
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from clusterprof.errors import DataError
+from clusterprof.evaluation.ablation import points as ablation_points
 from clusterprof.evaluation.groups import comparable
 from clusterprof.evaluation.records import Record
 from clusterprof.evaluation.summary import Cell, summarise
@@ -79,6 +82,25 @@ def test_a_needle_map_has_each_cells_mean() -> None:
     assert full.images[0].get_clim() == (0, 1)
 
 
+def test_parameters_that_differ_have_maps_and_lines_of_their_own() -> None:
+    name = "snapkv (a profile with a long name-128)"
+    records = [
+        record(
+            method=name.replace("128", f"{size}"),
+            size=size,
+            parameters={"name": "snapkv", "kernel_size": kernel},
+            scores={"accuracy": right},
+        )
+        for kernel, right in ((5, 0.0), (7, 1.0))
+        for size in (128, 256)
+    ]
+    over_sizes, *found = plots(records)
+    names = [f"snapkv (a profile with a long\nname), kernel_size {kernel}" for kernel in (5, 7)]
+    assert legend(over_sizes.figure) == names
+    for plot in found:
+        assert list(maps(plot.figure)) == [f"{names[0]}  0.00", f"{names[1]}  1.00"]
+
+
 def test_there_is_a_needle_map_per_size_and_a_panel_per_method() -> None:
     over_sizes, *found = plots(needle_run(FEW, repeats=1))
     assert [plot.title for plot in found] == [
@@ -100,10 +122,16 @@ def test_over_sizes_every_method_has_its_means_and_intervals() -> None:
         assert drawn[method] == [means[Cell(method, size)].mean for size in (128, 256)]
     assert drawn["full"] == [means[Cell("full", None)].mean] * 2
     assert ticks(panel)[0] == ["128", "256"]
-    bars = next(it for it in panel.containers if it.get_label() == "snapkv")
-    segments = bars.lines[2][0].get_segments()  # type: ignore[attr-defined]
+    # Means stand in their places, whoever else is there; intervals stand beside one another.
+    for line in panel.get_lines():
+        assert np.asarray(line.get_xdata()).tolist() == [0, 1]
+    colour = styles(records)["snapkv"].colour
+    first, _ = (it for it in panel.collections if to_hex(it.get_colors()[0]) == colour)  # type: ignore[attr-defined]
     estimate = means[Cell("snapkv", 128)]
-    assert segments[0][:, 1] == pytest.approx([estimate.low, estimate.high])
+    (segment,) = first.get_segments()  # type: ignore[attr-defined]
+    assert segment[:, 1] == pytest.approx([estimate.low, estimate.high])
+    places = [it.get_segments()[0][0, 0] for it in panel.collections]  # type: ignore[attr-defined]
+    assert len(set(places)) == 4
 
 
 def test_lines_are_over_prompt_lengths_a_panel_per_size() -> None:
@@ -208,7 +236,7 @@ def test_an_ablation_varies_one_parameter_at_a_time() -> None:
     assert ticks(kl_by_block)[0] == ["2", "4", "8"]
     assert ticks(kl_by_theta)[0] == ["0.001", "0.002", "0.004"]
     assert list(maps(heads.figure)) == ["num_block 2  0.3000", "num_block 4  0.4000", "num_block 8  0.0000"]
-    assert heads.title.endswith("size 128, theta 0.002")
+    assert heads.title.endswith("clusterattn, size 128, theta 0.002")
 
 
 def test_a_grid_of_parameters_has_a_line_for_each_value_of_the_other() -> None:
@@ -218,6 +246,37 @@ def test_a_grid_of_parameters_has_a_line_for_each_value_of_the_other() -> None:
         ["theta 0.0001", "theta 0.001", "theta 0.003", "theta 0.01"],
         ["num_block 2", "num_block 8", "num_block 32"],
     ]
+
+
+def test_an_ablation_with_two_windows_has_lines_and_maps_for_each() -> None:
+    narrow = ablation((8, 1e-3), (2, 1e-3), (4, 1e-3))
+    wide = [it.model_copy(update={"key": it.key[::-1], "window": 64}) for it in reversed(narrow)]
+    curve, *heads = plots([*narrow, *wide])
+    (by_block, _) = curve.figure.axes
+    names = [f"clusterattn, window {window}" for window in (32, 64)]
+    assert [text.get_text() for text in by_block.get_legend().get_texts()] == names  # type: ignore[union-attr]
+    for line in by_block.get_lines():
+        assert np.asarray(line.get_xdata()).tolist() == [0, 1, 2]
+        assert np.asarray(line.get_ydata(), dtype=float) == pytest.approx([0.1, 0.2, 0.0])
+    assert [plot.title for plot in heads] == [
+        f"Cosine similarity by head for several num_block, {name}, size 128, theta 0.001" for name in names
+    ]
+
+
+def test_names_of_thetas_do_not_overlap() -> None:
+    labels = [it.labels for it in ablation_points(128)]
+    points = [(int(it["num_block"]), it["theta"]) for it in labels if "theta" in it]
+    ngrams = [
+        record(bench="ablation", method="ngram", labels={"n": n}, scores={"cosine": 0.5, "kl": 1})
+        for n in (1, 2)
+    ]
+    curve, *_ = plots([*ablation(*points), *ngrams])
+    curve.figure.draw_without_rendering()
+    for axes in curve.figure.axes[-3:]:
+        boxes = [it.get_window_extent() for it in axes.get_xticklabels()]
+        assert len(boxes) > 1
+        for one, following in pairwise(boxes):
+            assert one.x1 < following.x0
 
 
 def test_n_grams_are_a_curve_of_their_own_and_sizes_lines() -> None:
@@ -239,9 +298,10 @@ def test_a_method_has_one_colour_in_all_plots() -> None:
         expected = {name: style.colour for name, style in styles(records).items()}
         for plot in plots(records):
             for axes in plot.figure.axes:
-                for bars in axes.containers:
-                    line = bars.lines[0]  # type: ignore[attr-defined]
-                    assert line.get_color() == expected[str(bars.get_label())]
+                named = {str(it.get_label()): it.lines[0] for it in axes.containers}  # type: ignore[attr-defined]
+                named |= {str(it.get_label()): it for it in axes.get_lines()}
+                drawn = {name: line.get_color() for name, line in named.items() if name in expected}
+                assert drawn == {name: expected[name] for name in drawn}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import io
+import re
 from math import exp
 
 import pytest
@@ -14,6 +15,7 @@ from clusterprof.statistics import mean_estimate, paired_difference
 from tests.evaluation.examples import (
     ENVIRONMENT,
     ablation_run,
+    every_run,
     fit_run,
     hit_rate_run,
     lines_run,
@@ -53,7 +55,7 @@ def rows(sheet: Sheet) -> list[list[str]]:
 
 def on_a_terminal(records: list[Record], width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False)
-    for table in evaluation_tables(records):
+    for table in evaluation_tables(records, width):
         console.print(table)
     shown = console.file
     assert isinstance(shown, io.StringIO)
@@ -124,12 +126,60 @@ def test_a_tuned_snapkv_is_a_reference_too() -> None:
     assert sheets(records)[0].headings[-2:] == (f"{MINUS} snapkv", f"{MINUS} snapkv (needle)")
 
 
+UNEVEN = "Not every method and size has every prompt here: compare the differences, not the means."
+
+
 def test_it_is_said_when_prompts_differ_or_fit() -> None:
     records = needles({"full": [1.0, 0.0, 1.0], "topk": [0.0, 0.0]})
-    assert any("compare the differences" in note for note in sheets(records)[0].notes)
+    assert all(UNEVEN in sheet.notes for sheet in sheets(records)[:2])
     fits = record(prompt="short", prompt_tokens=90, labels={"tokens": 90, "fits": 1}, size=2048)
     assert "1 prompt fits in size 2,048; nothing was evicted from it." in sheets([*records, fits])[0].notes
-    assert not any("fit" in note for note in sheets(needles())[0].notes)
+    assert not any("fit" in note or note == UNEVEN for sheet in sheets(needles()) for note in sheet.notes)
+
+
+def test_as_many_prompts_need_not_be_the_same_ones() -> None:
+    def topk(*prompts: str) -> list[Record]:
+        return [
+            record(method=method, prompt=prompt, labels={"tokens": len(prompt)})
+            for method, own in (("full", ("a", "b", "cc")), ("topk", prompts))
+            for prompt in own
+        ]
+
+    overall, by_length = sheets(topk("a", "b", "dd"))[:2]
+    assert [row[2] for row in rows(overall)] == ["3", "3"]
+    assert UNEVEN in overall.notes
+    assert UNEVEN in by_length.notes
+    # The differences are over the two that both have.
+    assert overall.sections[1][0][4].detail == "2 pairs"
+    assert not any(UNEVEN in sheet.notes for sheet in sheets(topk("a", "b", "cc")))
+
+
+def test_prompts_of_other_lengths_are_no_other_prompts_of_a_method() -> None:
+    assert not any(UNEVEN in sheet.notes for sheet in sheets(list(hit_rate_run())))
+    points = list(ablation_run())
+    assert UNEVEN not in sheets(points)[0].notes
+    assert UNEVEN in sheets(points[1:])[0].notes
+
+
+def test_how_many_pairs_is_said_where_they_are_not_all_the_prompts() -> None:
+    topk = sheets(needles({"full": [1.0, 0.9, 0.8, 0.7], "topk": [0.5, 0.1, 0.2]}))[0].sections[1][0]
+    assert topk[4].detail.endswith("]")
+    full_has_fewer = sheets(needles({"full": [1.0, 0.9, 0.8], "topk": [0.5, 0.1, 0.2, 0.1]}))[0].sections[1][
+        0
+    ]
+    assert full_has_fewer[4].detail.endswith("] 3 pairs")
+
+
+def test_it_is_said_how_many_prompts_were_cut() -> None:
+    cut = [
+        record(method=method, prompt=prompt, labels={"tokens": 1000, "cut": 7})
+        for method in ("full", "topk")
+        for prompt in ("a", "b")
+    ]
+    sheet = sheets([*needles(), *cut])[0]
+    assert "2 prompts were longer than the model or --max-tokens allows and lost the middle." in sheet.notes
+    (group,) = summary_document([*needles(), *cut])["groups"]
+    assert (group["prompts"], group["prompts_cut"]) == (8, 2)
 
 
 def test_needles_by_length() -> None:
@@ -184,16 +234,31 @@ def test_every_size_of_longbench_has_its_tasks_beside_the_full_caches() -> None:
 def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:
     losses = [1.0, 2.0, 6.0]
     fields = {"bench": "perplexity", "labels": {}, "method": "full"}
+    # Older releases wrote one for each prompt, whose mean is another number.
     records = [
         record(prompt=f"{loss}", scores={"loss": loss, "perplexity": exp(loss)}, **fields) for loss in losses
     ]
     _, perplexity = sheets(records)
     mean = mean_estimate(losses)
+    assert mean.low is not None
+    assert mean.high is not None
     assert perplexity.sections[0][0][2] == Entry(
-        f"{exp(3):.2f}",
-        f"[{exp(mean.low):.2f}, {exp(mean.high):.2f}]",  # type: ignore[arg-type]
+        f"{exp(3):.2f}", f"[{exp(mean.low):.2f}, {exp(mean.high):.2f}]"
     )
     assert perplexity.headings == ("size", "method", "needle")
+    (group,) = summary_document(records)["groups"]
+    overall = {it["metric"]: it for it in group["means"] if not it["labels"]}
+    assert list(overall) == ["loss", "perplexity"]
+    assert overall["loss"]["mean"] == mean.mean
+    derived = [overall["perplexity"][name] for name in ("mean", "low", "high")]
+    assert derived == [exp(mean.mean), exp(mean.low), exp(mean.high)]
+
+
+def test_a_hopeless_loss_has_a_finite_perplexity() -> None:
+    (group,) = summary_document(
+        [record(bench="perplexity", labels={}, method="full", scores={"loss": 5000.0})]
+    )["groups"]
+    assert {it["metric"]: it["mean"] for it in group["means"]} == {"loss": 5000, "perplexity": exp(20)}
 
 
 def test_other_benchmarks_have_their_scores() -> None:
@@ -228,10 +293,31 @@ def test_terminals_show_all_of_it() -> None:
     assert evaluation_notes(list(samples_run())) == []
 
 
-def test_a_wide_table_has_intervals_below_means() -> None:
-    text = on_a_terminal(list(longbench_run(repeats=3)))
-    assert "clusterattn" in text
-    assert "streaming_llm" in text
+def test_a_table_that_does_not_fit_has_intervals_below_means() -> None:
+    records = needles()
+    assert "0.333 [" in on_a_terminal(records, 100)
+    narrow = on_a_terminal(records, 85)
+    assert f"{MINUS}0.500 [" not in narrow
+    assert f"{MINUS}0.500 " in narrow
+    assert narrow.count("Share of right answers (") == 1
+
+
+@pytest.mark.parametrize("bench", [bench for bench in every_run() if bench != "samples"])
+def test_tables_fit_into_80_columns(bench: str) -> None:
+    records = every_run()[bench]
+    records += [
+        it.model_copy(
+            update={"method": f"snapkv (a profile with a long name-{it.size})", "key": it.key[::-1]}
+        )
+        for it in records
+        if it.method == "snapkv"
+    ]
+    text = on_a_terminal(records, 80)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    # All columns are there, and no number is broken.
+    whole = on_a_terminal(records, 1000)
+    numbers = re.compile(rf"[{MINUS}+]?\d[\d.,]*\d|\[.*?\]")
+    assert set(numbers.findall(whole)) == set(numbers.findall(text))
 
 
 def test_several_models_are_named() -> None:
@@ -240,6 +326,35 @@ def test_several_models_are_named() -> None:
     text = on_a_terminal(needles() + others)
     assert "needle, tiny/llama: Share of right answers" in text
     assert "needle, b (copy): Share of right answers" in text
+
+
+def test_settings_that_differ_are_named() -> None:
+    records = [
+        record(bench="fit", method="topk", scores={"kl": 0.1}, settings={"decode_tokens": steps})
+        for steps in (4, 64)
+    ]
+    text = on_a_terminal(records)
+    assert "fit, tiny/llama, 4: " in text
+    assert "fit, tiny/llama, 64: " in text
+
+
+def test_parameters_that_differ_are_rows_means_and_lines_of_their_own() -> None:
+    long = "snapkv (a profile with a name that is as long as names of profiles may be)"
+    records = [
+        record(
+            method=long,
+            prompt=prompt,
+            parameters={"name": "snapkv", "kernel_size": size},
+            scores={"accuracy": right},
+        )
+        for size, right in ((5, 0.0), (7, 1.0))
+        for prompt in ("a", "b")
+    ]
+    names = [f"{long}, kernel_size {size}" for size in (5, 7)]
+    assert [row[1:4:2] for row in rows(sheets(records)[0])] == [[names[0], "0.000"], [names[1], "1.000"]]
+    (group,) = summary_document(records)["groups"]
+    means = {it["method"]: it["mean"] for it in group["means"] if it["metric"] == "accuracy"}
+    assert means == {names[0]: 0.0, names[1]: 1.0}
 
 
 def test_names_are_text_not_markup() -> None:
@@ -265,6 +380,13 @@ def test_the_document_has_every_mean_with_interval_and_differences() -> None:
     (group,) = summary_document(needles())["groups"]
     assert group["bench"] == "needle"
     assert group["environment"] == ENVIRONMENT
+    assert group["settings"] == {}
+    assert group["datasets"] == ["needle"]
+    topk = next(it for it in group["methods"] if it["method"] == "topk")
+    assert topk == {
+        "method": "topk", "sizes": (128,), "parameters": {"name": "topk"}, "window": 32,
+        "origin": "its paper's values",
+    }  # fmt: skip
     mean = mean_estimate(VALUES["topk"])
     found = [it for it in group["means"] if it["method"] == "topk" and not it["labels"]]
     assert found[0] | {"differences": {}} == {

@@ -171,7 +171,7 @@ def test_a_plot_is_saved_with_its_title(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("snapkv", "snapkv"), ("_x", " _x"), ("x" * 40, "x" * 34 + "..."), ("a\uffffb", r"a\uffffb")],
+    [("snapkv", "snapkv"), ("_x", " _x"), ("x" * 40, "x" * 34 + "\n" + "x" * 6), ("a\uffffb", r"a\uffffb")],
 )
 def test_names_fit_into_a_legend(name: str, expected: str) -> None:
     assert shown(name) == expected

@@ -53,7 +53,7 @@ class RunOptions:
             "--output",
             "-o",
             help="File of results, JSON lines; one that is there is continued.",
-            show_default="runs/BENCH-MODEL.jsonl",
+            show_default="runs/BENCH-MODEL.jsonl, with a hash where the model's name does not fit a file",
             rich_help_panel=_RUN,
         ),
     ] = None

@@ -97,7 +97,7 @@ def check_replayable(entrants: "Sequence[Entrant]") -> None:
         )
 
 
-def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
+def run(options: RunOptions, plan: Plan) -> None:
     """Measure what a command asks for, and show it.
 
     Raises
@@ -128,7 +128,6 @@ def run(options: RunOptions, plan: Plan) -> "tuple[Session, list[Record]]":
     say(console, f"Results are in {path}; make a page of them with")
     say(console, f"  clusterprof report {path} -o report.html")
     _show(records, path, as_json=options.as_json)
-    return session, records
 
 
 def _default_path(bench: str, model: str) -> Path:
@@ -141,7 +140,7 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
     from clusterprof.cache import cache_dir
     from clusterprof.evaluation.contestants import tuned_on
     from clusterprof.evaluation.session import Session
-    from clusterprof.evaluation.tasks import TaskMaker
+    from clusterprof.evaluation.tasks import TaskMaker, check_questions
     from clusterprof.report.console import say
 
     model, tokenizer = choice.load(console)
@@ -151,12 +150,8 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
     session = Session.open(model, tokenizer, cache_dir(), decode_tokens=plan.decode_tokens)
     maker = TaskMaker(model, tokenizer, plan.longest, plan.whole)
     tasks = plan.tasks(maker)
-    for count, what in (
-        (maker.left_out, "left out, because they would have to be cut"),
-        (maker.cut, "cut in the middle to fit"),
-    ):
-        if count:
-            say(console, f"prompts  {count:,} {what}")
+    say_prompts(maker, tasks, console)
+    check_questions(tasks, plan.entering)
     for sentence in tuned_on(plan.entering, tasks):
         say(console, sentence, style="yellow")
     if not tasks:
@@ -172,6 +167,17 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
     return session, tasks
 
 
+def say_prompts(maker: "TaskMaker", tasks: "Sequence[Task]", console: "Console") -> None:
+    """Say how many prompts are not what they were."""
+    from clusterprof.report.console import say
+
+    for reason, count in maker.left_out.items():
+        say(console, f"prompts  {count:,} left out, because {reason}")
+    cut = sum(task.prompt.tokens_cut > 0 for task in tasks)
+    if cut:
+        say(console, f"prompts  {cut:,} cut in the middle to fit")
+
+
 def _measure(
     session: "Session",
     plan: Plan,
@@ -184,7 +190,9 @@ def _measure(
     records = evaluate(session, plan.bench, tasks, plan.entering, results, progress)
     if not records:
         raise ClusterprofError("No prompt could be measured; the reasons are above.")
-    return records
+    # What other methods and sizes did on these prompts, in earlier runs, belongs to the same tables.
+    asked = {record.asked for record in records}
+    return [record for record in results.records.values() if record.asked in asked]
 
 
 def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
@@ -197,7 +205,7 @@ def _show(records: "Sequence[Record]", path: Path, *, as_json: bool) -> None:
         print_json({"results": str(path), **summary_document(records)})
         return
     console = result_console()
-    for table in [*answer_tables(records), *evaluation_tables(records)]:
+    for table in [*answer_tables(records), *evaluation_tables(records, console.width)]:
         console.print(table)
     for sentence in evaluation_notes(records):
         say(console, sentence)
@@ -246,8 +254,13 @@ def loaded_tasks(
         for length in lengths:
             loaded = known or load(length, maker.tokenizer)
             assert loaded is not None
-            labels = {} if length is None else {"tokens": length}
-            tasks += maker.make(loaded.name, choose(loaded), max_new_tokens=max_new_tokens, labels=labels)
+            tasks += maker.make(
+                loaded.name,
+                choose(loaded),
+                max_new_tokens=max_new_tokens,
+                labels={} if length is None else {"tokens": length},
+                content_hash=loaded.content_hash,
+            )
         return tasks
 
     return make

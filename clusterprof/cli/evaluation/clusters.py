@@ -10,7 +10,7 @@ from clusterprof.cli import _options as opt
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli.evaluation._options import DataOptions, numbers_of
-from clusterprof.cli.evaluation._run import loaded_tasks
+from clusterprof.cli.evaluation._run import loaded_tasks, say_prompts
 from clusterprof.errors import ClusterprofError, DataError
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def clusters(
     choice = ModelChoice(model or default_model(), running)
     loaded, tokenizer = choice.load(console)
     session = Session.open(loaded, tokenizer, cache_dir(), decode_tokens=decode_tokens)
-    task = make(TaskMaker(loaded, tokenizer))[0]
+    maker = TaskMaker(loaded, tokenizer)
+    (task,) = make(maker)
+    say_prompts(maker, [task], console)
     if len(task.prompt.input_ids) <= compression.size:
         raise DataError(
             f"The prompt has {len(task.prompt.input_ids)} tokens and fits in size {compression.size}, so there are no "
@@ -112,15 +114,12 @@ def _draw(
     suffix: str,
 ) -> list[Path]:
     from clusterprof.evaluation.clusters import explain, texts
-    from clusterprof.evaluation.contestants import Contestant
     from clusterprof.evaluation.decode_attention import full_attention_layer, summed_decode_attention
     from clusterprof.evaluation.pictures import draw_clusters, draw_decode_attention
-    from clusterprof.evaluation.tasks import Entrant
+    from clusterprof.evaluation.tasks import window_of
 
     method: ClusterAttn = compression.method  # type: ignore[assignment]
-    contestant = Contestant(method.name, "", lambda _: method)
-    window = session.window(Entrant(contestant, compression.size, compression), task)
-    capture = session.capture(task, window)
+    capture = session.capture(task, window_of(compression, task.prompt))
     full = list(capture.layers)
     chosen = list(layers or dict.fromkeys(full[round(part * (len(full) - 1))] for part in (0.1, 0.5, 0.9)))
     paths = []

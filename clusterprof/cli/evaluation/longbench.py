@@ -1,5 +1,6 @@
 """`clusterprof eval longbench`: LongBench's 16 English tasks, with its protocol and metrics."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,19 +55,15 @@ def longbench(
         raise typer.BadParameter(
             f"{unknown!r} is none of {', '.join(LONGBENCH_TASKS)}.", param_hint="--tasks"
         )
-    datasets = _load(names, data_dir, templates, all_needed=tasks is not None)
+    datasets = _load(names, data_dir, templates, samples, options.seed, all_needed=tasks is not None)
 
     def make(maker: "TaskMaker") -> "list[Task]":
-        from clusterprof.data import sample_rows
-        from clusterprof.data.prompts import check_rendering
         from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK
 
         made = []
-        for dataset in datasets:
-            check_rendering(dataset.rows, maker.tokenizer)
-            rows = sample_rows(dataset, fraction=1.0, samples=samples, seed=options.seed)
-            labels = {"task": dataset.name, "group": GROUP_OF_TASK[dataset.name]}
-            made += maker.make(dataset.name, rows, labels=labels)
+        for it in datasets:
+            labels = {"task": it.name, "group": GROUP_OF_TASK[it.name]}
+            made += maker.make(it.name, it.rows, labels=labels, content_hash=it.content_hash)
         return made
 
     bench = GenerationBenchmark("longbench", score_longbench)
@@ -74,14 +71,28 @@ def longbench(
 
 
 def _load(
-    names: list[str], data_dir: "Path | None", templates: "Path | None", *, all_needed: bool
+    names: list[str],
+    data_dir: "Path | None",
+    templates: "Path | None",
+    samples: int | None,
+    seed: int,
+    *,
+    all_needed: bool,
 ) -> "list[Dataset]":
-    """The tasks' datasets; of a folder that has only some of them, those, unless they were asked for by name."""
+    """The tasks' sampled rows, checked; of a folder with only some tasks, those, unless they were asked for by name."""
+    from clusterprof.data import sample_rows
     from clusterprof.data.longbench import load_longbench, longbench_tasks_in
+    from clusterprof.evaluation.longbench_scores import check_rows
 
     present = names if data_dir is None or all_needed else longbench_tasks_in(data_dir)
     if not present:
         raise DataError(
             f"There is no LongBench task in {data_dir}; give a folder with files such as qasper.jsonl."
         )
-    return [load_longbench(name, data_dir, templates) for name in present]
+    datasets = []
+    for name in present:
+        dataset = load_longbench(name, data_dir, templates)
+        rows = sample_rows(dataset, fraction=1.0, samples=samples, seed=seed)
+        check_rows(name, rows)
+        datasets.append(replace(dataset, rows=rows))
+    return datasets

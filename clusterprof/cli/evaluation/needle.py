@@ -55,13 +55,9 @@ def needle(
             maker, tokens=lengths, depths=depths, samples=samples, seed=options.seed, haystack=text
         )
 
+    bench = GenerationBenchmark("needle", score_needle, {"numbers": "with or without thousands separators"})
     # Cut in the middle, a prompt may have lost its needle.
-    run(
-        options,
-        Plan(
-            GenerationBenchmark("needle", score_needle), entering(chosen, options.window), tasks, whole=True
-        ),
-    )
+    run(options, Plan(bench, entering(chosen, options.window), tasks, whole=True))
 
 
 def _read(path: Path) -> str:
