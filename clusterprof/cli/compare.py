@@ -1,4 +1,4 @@
-"""`clusterprof compare PROFILE...`: profiles against the baselines, on samples that they were not tuned on."""
+"""`clusterprof compare PROFILE...`: profiles against the baselines, on samples that their tunes did not use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def compare(
     running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare profiles with the baselines at the same size, on samples that no profile was tuned on."""
+    """Compare profiles with the baselines at the same size, on samples that none of their tunes used."""
     from clusterprof.evaluation.contestants import contestants
     from clusterprof.evaluation.generation import scorer_of
     from clusterprof.evaluation.held_out import HeldOutBenchmark
@@ -75,7 +75,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Data:
-    """The data that profiles were tuned on, and the rows of it that they have seen."""
+    """The data that profiles were tuned on, and the rows of it that they were tuned or judged on."""
 
     name: str
     tokens: int | None
@@ -97,7 +97,11 @@ class _Data:
                     f"The profiles were tuned on different data ({_shown(first)} and {_shown(other)}); compare those "
                     "of the same data with one another."
                 )
-        seen = frozenset(name for profile in profiles for name in profile.dataset.sampled_ids)
+        seen = frozenset(
+            name
+            for profile in profiles
+            for name in (*profile.dataset.sampled_ids, *profile.dataset.held_out_ids)
+        )
         return cls(first.name, first.tokens, first.seed, first.content_hash, seen)
 
 
@@ -126,8 +130,8 @@ def _held_out(
         unseen = tuple(row for row in dataset.rows if row.id not in data.seen)
         if not unseen:
             raise DataError(
-                f"The profiles were tuned on all {len(dataset.rows)} rows of {one_line(data.name)}, so none is held "
-                "out; tune with a smaller --fraction."
+                f"The profiles were tuned and judged on all {len(dataset.rows)} rows of {one_line(data.name)}, so none "
+                "is left to compare them on; tune with a smaller --fraction or --holdout."
             )
         chosen = sample_rows(replace(dataset, rows=unseen), fraction=1.0, samples=samples, seed=data.seed)
         return maker.make(dataset.name, chosen, max_new_tokens=decode_tokens)
