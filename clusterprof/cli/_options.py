@@ -234,7 +234,8 @@ Trials = Annotated[
     typer.Option(
         min=1,
         max=MOST,
-        help="Finished trials, those of earlier runs included; fewer where a method has no more values to try.",
+        help="Finished trials of each search, those of earlier runs included; fewer where a method has no more values "
+        "to try.",
         rich_help_panel=_SEARCH,
     ),
 ]
@@ -243,7 +244,7 @@ Timeout = Annotated[
     typer.Option(
         callback=_seconds,
         metavar="SECONDS",
-        help="Start no new trial after this time.",
+        help="Start no new trial of a search after this time.",
         rich_help_panel=_SEARCH,
     ),
 ]
@@ -266,7 +267,7 @@ Study = Annotated[
     str | None,
     typer.Option(
         callback=_name,
-        help="Name of the Optuna study.",
+        help="Name of the Optuna study; the run's other searches add their method and size to it.",
         show_default="made of what matters",
         rich_help_panel=_SEARCH,
     ),

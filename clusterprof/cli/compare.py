@@ -1,4 +1,4 @@
-"""`clusterprof compare PROFILE...`: profiles against the baselines, on samples that they were not tuned on."""
+"""`clusterprof compare PROFILE...`: profiles against the baselines, on samples that their tunes did not use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ def compare(
     running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare profiles with the baselines at the same size, on samples that no profile was tuned on."""
+    """Compare profiles with the baselines at the same size, on samples that none of their tunes used."""
     from clusterprof.evaluation.contestants import contestants
     from clusterprof.evaluation.generation import scorer_of
     from clusterprof.evaluation.held_out import HeldOutBenchmark
@@ -96,7 +96,7 @@ def _say_if_not_scored(bench: "HeldOutBenchmark", tasks: "Sequence[Task]") -> No
 
 @dataclass(frozen=True)
 class _Data:
-    """The data that profiles were tuned on, and the rows of it that they have seen."""
+    """The data that profiles were tuned on, and the rows of it that they were tuned or judged on."""
 
     name: str
     tokens: int | None
@@ -116,8 +116,8 @@ class _Data:
                     f"The profiles were tuned on different data ({_shown(first)} and {_shown(other)}); compare those "
                     "of the same data with one another."
                 )
-        tuned_on = [it.dataset for it in compared if it.dataset.content_hash == first.content_hash]
-        seen = frozenset(name for dataset in tuned_on for name in dataset.sampled_ids)
+        used = [it.dataset for it in compared if it.dataset.content_hash == first.content_hash]
+        seen = frozenset(name for data in used for name in (*data.sampled_ids, *data.held_out_ids))
         return cls(first.name, first.tokens, first.seed, first.content_hash, seen)
 
 
@@ -141,8 +141,8 @@ def _held_out(
         unseen = tuple(row for row in dataset.rows if row.id not in data.seen)
         if not unseen:
             raise DataError(
-                f"The profiles were tuned on all {len(dataset.rows)} rows of {one_line(data.name)}, so none is held "
-                "out; tune with a smaller --fraction."
+                f"The profiles were tuned and judged on all {len(dataset.rows)} rows of {one_line(data.name)}, so none "
+                "is left to compare them on; tune with a smaller --fraction or --holdout."
             )
         chosen = sample_rows(replace(dataset, rows=unseen), fraction=1.0, samples=samples, seed=data.seed)
         if dataset.name in GROUP_OF_TASK:

@@ -94,17 +94,18 @@ class DatasetRecord(Section):
     source : str
         Hub id, file, or the built-in generator.
     fraction : float
-        Share of the rows that was asked for, in (0, 1].
+        Share of the rows that was drawn to tune on, in (0, 1].
     rows : int
         Rows of the whole dataset.
     sampled_ids : tuple of str
         Ids, or hashes, of the rows that were drawn to tune on, at most 4096.
     held_out_ids : tuple of str
-        Those of the rows that judged the result.
+        Those of other rows, drawn to judge the result.
     content_hash : str
         SHA-256 in hex of the sampled rows' content.
     prompts_cut, prompts_fitting : int
-        Prompts shortened to the model's context; prompts set aside because they fit in ``size`` as they are.
+        Prompts to tune on that were shortened to the model's context, and that were set aside because they fit in
+        ``size`` as they are.
     tokens : int, optional
         Prompt length asked of a built-in generator.
     """
@@ -116,7 +117,7 @@ class DatasetRecord(Section):
     seed: Count
     rows: PositiveCount
     sampled_ids: Annotated[tuple[SampleId, ...], Field(min_length=1, max_length=4096)]
-    held_out_ids: Annotated[tuple[SampleId, ...], Field(max_length=4096)] = ()
+    held_out_ids: Annotated[tuple[SampleId, ...], Field(max_length=4096)]
     content_hash: Sha256
     prompts_cut: Count
     prompts_fitting: Count
@@ -258,7 +259,7 @@ class Search(Section):
     objective: Label
     space: Annotated[dict[ParameterName, Range], Field(max_length=16)]
     decode_tokens: PositiveCount
-    dropped_samples: Annotated[tuple[DroppedSample, ...], Field(max_length=4096)]
+    dropped_samples: Annotated[tuple[DroppedSample, ...], Field(max_length=8192)]
 
 
 class Environment(Section):

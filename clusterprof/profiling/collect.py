@@ -31,10 +31,10 @@ class Captured:
 
     def usable(self, prompts: Sequence[Prompt], size: int) -> "Captured":
         """Those of some prompts that a size compresses: longer than it, and with a window below it."""
-        ids = {prompt.id for prompt in prompts}
+        ids = {prompt.id for prompt in prompts if len(prompt.input_ids) > size}
         part = Captured(dropped=[sample for sample in self.dropped if sample.id in ids])
         for prompt, capture in zip(self.prompts, self.captures, strict=True):
-            if prompt.id not in ids or len(prompt.input_ids) <= size:
+            if prompt.id not in ids:
                 continue
             error = _overlong(capture.window, size)
             if error is None:

@@ -29,9 +29,12 @@ class Samples:
     tuning: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
 
+    def __len__(self) -> int:
+        return len(self.tuning) + len(self.held_out)
+
     def longer_than(self, size: int) -> "Samples":
         """Those that there is something to compress of."""
-        return Samples(*(tuple(_longer(prompts, size)) for prompts in (self.tuning, self.held_out)))
+        return Samples(_longer(self.tuning, size), _longer(self.held_out, size))
 
 
 def draw_samples(
@@ -52,12 +55,8 @@ def draw_samples(
     drawn = {row.id for row in rows}
     rest = replace(dataset, rows=tuple(row for row in dataset.rows if row.id not in drawn))
     wanted = len(rows) if settings.holdout is None else settings.holdout
-    held_out = (
-        sample_rows(rest, samples=wanted, fraction=1.0, seed=settings.seed) if wanted and rest.rows else ()
-    )
-    samples = Samples(
-        *(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)),
-    )
+    held_out = sample_rows(rest, samples=wanted, seed=settings.seed) if wanted and rest.rows else ()
+    samples = Samples(*(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)))
     for size in settings.sizes:
         if not samples.longer_than(size).tuning:
             longest = max(len(prompt.input_ids) for prompt in samples.tuning)
@@ -68,8 +67,8 @@ def draw_samples(
     return samples
 
 
-def _longer(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
-    return [prompt for prompt in prompts if len(prompt.input_ids) > size]
+def _longer(prompts: Iterable[Prompt], size: int) -> tuple[Prompt, ...]:
+    return tuple(prompt for prompt in prompts if len(prompt.input_ids) > size)
 
 
 def _prompts(

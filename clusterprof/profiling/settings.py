@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from clusterprof.data import Prompt
+    from clusterprof.profile import DroppedSample
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class TuneSettings:
     decode_tokens : int
         Decoded tokens per sample, at most.
     trials : int
-        Finished trials the study shall have in the end; fewer if the method has no more points to try.
+        Finished trials each study shall have in the end; fewer if the method has no more points to try.
     timeout : float, optional
-        Seconds for the search.
+        Seconds for each search.
     fraction, samples : float, int or None
         Share or number of rows to tune on.
     holdout : int, optional
@@ -40,7 +41,8 @@ class TuneSettings:
         Bytes that the files of all captures may take together, see
         :class:`clusterprof.profiling.store.CaptureStore`.
     study, storage : str, optional
-        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file.
+        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file. The other
+        searches of the run (SnapKV's, and those of other sizes) add to the name.
     """
 
     sizes: tuple[int, ...]
@@ -64,10 +66,13 @@ class TuneListener(Protocol):
     """Told what a tune is doing, to show it."""
 
     def prepared(self, tuning: "Sequence[Prompt]", held_out: "Sequence[Prompt]", fitting: int) -> None:
-        """Prompts are built; ``fitting`` more to tune on were set aside because they fit in the smallest size."""
+        """Prompts are built; ``fitting`` more were set aside because they fit in the smallest size."""
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""
+
+    def left_out(self, sample: "DroppedSample") -> None:
+        """A captured prompt cannot be used at the size whose searches come next."""
 
     def over_limit(self, limit_bytes: int) -> None:
         """This run's captures alone take more than ``capture_memory``; they are kept nevertheless."""

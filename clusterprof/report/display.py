@@ -22,7 +22,7 @@ class Display(Protocol):
         """Say how many steps are done, and something about them."""
 
     def end(self) -> None:
-        """Clear up after the last phase."""
+        """Leave the console to others; another phase may begin later."""
 
 
 class _Bars:
@@ -53,6 +53,10 @@ class _Bars:
 
     def end(self) -> None:
         self._progress.stop()
+        # Another phase would draw the bars of these once more.
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._task = None
 
 
 class _Lines:

@@ -105,7 +105,8 @@ def sizes_table(judgements: Sequence[tuple[int, "Judgement"]]) -> "Table":
 
 def _prompts(judgement: "Judgement") -> str:
     seen = "not tuned on" if judgement.held_out else "it was tuned on"
-    return f"{len(judgement.tuned)} prompts {seen}"
+    count = len(judgement.tuned)
+    return f"{count} prompt{'' if count == 1 else 's'} {seen}"
 
 
 def _shown(behind: "Estimate", objective: str) -> str:
@@ -130,7 +131,7 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     objective : str
         What the search optimised.
     """
-    tuned, default = judgement.methods[:2]
+    tuned, default, *others = judgement.methods
     name = default.label.removesuffix(" default")
     if not space:
         return [f"{name} has nothing to tune; the profile holds it as it is."]
@@ -143,12 +144,11 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     count = len(judgement.tuned)
     if count < _FEW_SAMPLES:
         sentences.append(
-            f"{count} prompts are few to judge by; give more data, or raise --fraction, --samples or --holdout."
+            f"There are few prompts to judge by ({count}); give more data, or raise --fraction, --samples or --holdout."
         )
     # The cosine cannot compare methods, only points within one; the divergence of the next token can.
-    ahead = [
-        result.label for result in judgement.methods[2:] if result.method and _gain(result, tuned, "kl") > 0
-    ]
+    candidates = {owner: default, **{other.label: other for other in others if other.method}}
+    ahead = [label for label, result in candidates.items() if _kl(result) < _kl(tuned)]
     if ahead:
         verb = "keeps" if len(ahead) == 1 else "keep"
         sentences.append(
@@ -184,8 +184,5 @@ def _point(result: "MethodResult", space: Mapping[str, object]) -> str:
     return parameters_text({name: parameters[name] for name in space})
 
 
-def _gain(result: "MethodResult", other: "MethodResult", objective: str) -> float:
-    values = (asdict(each.scores)[objective] for each in (result, other))
-    mine, its = (round(value, _DIGITS) for value in values)
-    difference = float(mine - its)
-    return difference if _HIGHER_IS_BETTER[objective] else -difference
+def _kl(result: "MethodResult") -> float:
+    return round(result.scores.kl, _DIGITS)

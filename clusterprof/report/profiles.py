@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clusterprof.methods import Full, MethodConfig
-    from clusterprof.profile import Profile, Range
+    from clusterprof.profile import Difference, Metrics, Profile, Range, Results, Score
 
 
 def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
@@ -41,13 +41,10 @@ def _short(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _method_text(method: "MethodConfig") -> str:
-    return f"{method.name}: {_parameters(method)}".removesuffix(": ")
-
-
-def _parameters(method: "MethodConfig | Full") -> str:
+def _method_text(method: "MethodConfig | Full") -> str:
     # What is switched off goes without saying.
-    return parameters_text({name: value for name, value in method.model_dump().items() if value is not False})
+    shown = {name: value for name, value in method.model_dump().items() if value is not False}
+    return f"{method.name}: {parameters_text(shown)}".removesuffix(": ")
 
 
 def _space_text(space: "Mapping[str, Range]") -> str:
@@ -66,21 +63,53 @@ def profile_summary(profile: "Profile") -> "Group":
     facts = Table.grid(padding=(0, 2))
     for name, text in _facts(profile):
         facts.add_row(name, text)
-    results = Table("method", "parameters", "cosine", "cosine_padded", "output", "KL", "agreement", "loss")
+    return Group(facts, "", _results_title(profile.results), _results_table(profile))
+
+
+def _results_title(results: "Results") -> str:
+    judged, which = (results.held_out, "held-out") if results.held_out else (results.tuning, "tuning")
+    return f"On the {judged.samples} {which} samples:"
+
+
+def _results_table(profile: "Profile") -> "Table":
+    """The profile's method and the others, and by how much it is ahead of each in its objective."""
+    from rich.table import Table
+
+    table = Table("method")
+    for heading in ("cosine", "KL", "agree", "loss"):
+        table.add_column(heading, justify="right")
+    table.add_column(f"{profile.results.tuning.objective}, tuned minus it", justify="right")
+
+    def add(method: str, metrics: "Metrics", difference: str) -> None:
+        scores = (metrics.cosine, metrics.kl, metrics.agreement, metrics.loss)
+        table.add_row(method, *(f"{score:.4f}" for score in scores), difference)
+
+    add("tuned", profile.results.metrics, "")
     for baseline in profile.results.baselines:
-        scores = baseline.metrics.model_dump().values()
-        results.add_row(
-            baseline.method.name, _parameters(baseline.method), *(f"{score:.4f}" for score in scores)
-        )
-    return Group(facts, "", "Other methods on the same samples:", results)
+        add(_method_text(baseline.method), baseline.metrics, _difference_text(baseline.difference))
+    return table
+
+
+def _difference_text(difference: "Difference | None") -> str:
+    if difference is None:
+        return ""
+    text = f"{difference.value:+.4f}"
+    if difference.interval_95:
+        # Below it, so that the table fits in 80 columns.
+        text += f"\n{difference.interval_95[0]:+.4f} to {difference.interval_95[1]:+.4f}"
+    return text
+
+
+def _score_text(score: "Score") -> str:
+    interval = ""
+    if score.interval_95:
+        interval = f" (95 % interval {score.interval_95[0]:.4f} to {score.interval_95[1]:.4f})"
+    return f"{score.objective} {score.value:.4f} on {score.samples} samples{interval}"
 
 
 def _facts(profile: "Profile") -> list[tuple[str, str]]:
     model, data, search = profile.model, profile.dataset, profile.search
-    compression, tuning, environment = profile.compression, profile.results.tuning, profile.environment
-    interval = ""
-    if tuning.interval_95:
-        interval = f" (95 % interval {tuning.interval_95[0]:.4f} to {tuning.interval_95[1]:.4f})"
+    compression, results, environment = profile.compression, profile.results, profile.environment
     facts = [
         (
             "model",
@@ -89,15 +118,16 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         ),
         (
             "data",
-            f"{data.name} from {data.source}, {len(data.sampled_ids)} of {data.rows} rows, seed {data.seed}; "
-            f"{data.prompts_cut} prompts cut, {data.prompts_fitting} set aside",
+            f"{data.name} from {data.source}, {len(data.sampled_ids)} of {data.rows} rows and {len(data.held_out_ids)} "
+            f"held out, seed {data.seed}; {data.prompts_cut} prompts cut, {data.prompts_fitting} set aside",
         ),
         (
             "compression",
             f"{compression.size} tokens per head, the prompt's {window_text(compression.window)} included",
         ),
         ("method", _method_text(compression.method)),
-        ("result", f"{tuning.objective} {tuning.value:.4f} on {tuning.samples} samples{interval}"),
+        ("tuning", _score_text(results.tuning)),
+        ("held out", "nothing" if results.held_out is None else _score_text(results.held_out)),
         (
             "search",
             f"{_space_text(search.space)}; {search.trials} trials ({search.sampler}, seed {search.seed}), "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from clusterprof.data import Prompt
+    from clusterprof.profile import DroppedSample
     from clusterprof.profiling.settings import TuneSettings
 
 
@@ -39,7 +40,7 @@ class TuneProgress:
         self._done_before = self._tried = 0
         self._trials = settings.trials
         self._search_started: float | None = None
-        self._compared = 0
+        self._compared = self._methods = 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +74,7 @@ class TuneProgress:
         if error is None:
             self._kept += 1
         else:
-            say(self._console, f"{one_line(prompt.id)} is left out: {one_line(error)}", style="yellow")
+            self._say_left_out(prompt.id, error)
         if seconds > 0:
             self._tokens_run += len(prompt.input_ids)
             self._seconds_run += seconds
@@ -89,6 +90,13 @@ class TuneProgress:
         if remaining and self._tokens_run:
             note += f", {_left(remaining * self._seconds_run / self._tokens_run)}"
         return note
+
+    def left_out(self, sample: "DroppedSample") -> None:
+        """Say why a prompt that was captured is not used after all."""
+        self._say_left_out(sample.id, sample.reason)
+
+    def _say_left_out(self, prompt: str, reason: str) -> None:
+        say(self._console, f"{one_line(prompt)} is left out: {one_line(reason)}", style="yellow")
 
     def over_limit(self, limit_bytes: int) -> None:
         """Say what becomes of captures that take more than they should."""
@@ -133,19 +141,20 @@ class TuneProgress:
 
     def comparing(self, methods: int) -> None:
         """Start counting the methods of the table."""
-        self._compared = 0
+        self._compared, self._methods = 0, methods
         self._display.begin("Comparing", methods)
 
     def compared(self, label: str) -> None:
-        """Advance by one method."""
+        """Advance by one method; after the last one the console is free for the result."""
         self._compared += 1
         self._display.update(self._compared, label)
+        if self._compared == self._methods:
+            self._display.end()
 
     def interruption(self) -> str:
         """Return what Ctrl-C left behind when no trial was finished, and how to go on."""
         if self._search_started is not None:
-            done = self._done_before + self._tried
-            kept = f"the captures and {done} finished trials are kept"
+            kept = "the captures and the finished trials are kept"
         elif self._kept:
             kept = f"{self._kept} of {len(self._prompts)} captures are finished and kept"
         else:

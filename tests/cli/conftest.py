@@ -68,7 +68,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, dataset_
 
 @pytest.fixture(scope="session")
 def profile_file(tuned: Finished) -> Path:
-    return Path(tuned.json()["profile"])
+    [document] = tuned.json()["profiles"]
+    return Path(document["profile"])
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from clusterprof.models import BUILTIN_ID
 from clusterprof.profiling.capture_files import capture_files, look_into
 from clusterprof.profiling.store import CaptureStore
-from tests.cli.conftest import QUICK, Finished, Run
+from tests.cli.conftest import QUICK, Run
 from tests.profiling.subjects import ORIGIN, capture
 from tests.tiny import tiny_llama
 
@@ -23,9 +23,9 @@ DAY = 86_400
 
 
 @pytest.fixture
-def folder(run: Run, tmp_path: Path, tuned: Finished) -> Path:
+def folder(run: Run, tmp_path: Path, profile_file: Path) -> Path:
     """The captures of a tune, in the cache of this test."""
-    made = Path(tuned.json()["profile"]).parent / "cache" / "captures"
+    made = profile_file.parent / "cache" / "captures"
     return Path(shutil.copytree(made, tmp_path / "cache" / "captures"))
 
 

@@ -46,15 +46,22 @@ def tune(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Tune:
 
 @pytest.fixture(scope="module")
 def tuned(tune: Tune, rows_file: Path) -> Path:
-    return tune("ours", rows_file, "--fraction", 0.4)
+    return tune("ours", rows_file, "--fraction", 0.4, "--holdout", 2)
+
+
+def seen_by(*profiles: Path) -> set[str]:
+    """The rows that were tuned on, or judged the result."""
+    records = [Profile.load(path).dataset for path in profiles]
+    return {name for record in records for name in (*record.sampled_ids, *record.held_out_ids)}
 
 
 @pytest.fixture
 def snapkv(tuned: Path, tmp_path: Path) -> Path:
-    """As if tuned on other rows of the same data."""
-    seen = Profile.load(tuned).dataset.sampled_ids
-    others = [f"r{n}" for n in range(10) if f"r{n}" not in seen][:2]
-    path = edited(tuned, tmp_path / "theirs.json", "dataset", sampled_ids=[seen[0], *others])
+    """As if tuned and judged on other rows of the same data."""
+    seen = seen_by(tuned)
+    one, other = [f"r{n}" for n in range(10) if f"r{n}" not in seen][:2]
+    changes = {"sampled_ids": [min(seen), one], "held_out_ids": [other]}
+    path = edited(tuned, tmp_path / "theirs.json", "dataset", **changes)
     return edited(path, path, "compression", method={"name": "snapkv"})
 
 
@@ -95,16 +102,18 @@ def test_help_names_every_option(run: Run) -> None:
         assert option in finished.out
 
 
-def test_no_row_that_was_tuned_on_is_used(
+def test_no_row_that_was_tuned_or_judged_on_is_used(
     compare: Callable[..., Finished], tuned: Path, model_folder: Path
 ) -> None:
     finished = compare(tuned, "--json")
     measured = results(finished)
-    seen = set(Profile.load(tuned).dataset.sampled_ids)
-    assert len(seen) == 4
+    record = Profile.load(tuned).dataset
+    assert (len(record.sampled_ids), len(record.held_out_ids)) == (4, 2)
+    seen = seen_by(tuned)
+    assert len(seen) == 6
     assert {it.prompt for it in measured} == {f"r{n}" for n in range(10)} - seen
     assert finished.json()["results"] == f"runs/held-out-{model_folder.name}.jsonl"
-    assert "run      6 prompts, 36 results" in finished.err
+    assert "run      4 prompts, 24 results" in finished.err
     assert finished.err.replace("\n", "").isprintable()
 
 
@@ -141,8 +150,8 @@ def test_several_profiles_have_seen_what_any_has_seen(
     compare: Callable[..., Finished], tuned: Path, snapkv: Path
 ) -> None:
     measured = results(compare(tuned, snapkv, "--methods", "full", "--json"))
-    seen = {name for path in (tuned, snapkv) for name in Profile.load(path).dataset.sampled_ids}
-    assert len(seen) == 6
+    seen = seen_by(tuned, snapkv)
+    assert len(seen) == 8
     assert {it.prompt for it in measured} == {f"r{n}" for n in range(10)} - seen
     assert {it.method for it in measured} == {"full", "clusterattn (ours)", "snapkv (theirs)"}
 
@@ -151,17 +160,18 @@ def test_a_rerun_goes_on(compare: Callable[..., Finished], tuned: Path) -> None:
     first = compare(tuned, "--methods", "topk", "--json")
     again = compare(tuned, "--methods", "topk", "--json")
     assert again.out == first.out
-    assert "18 of them found in the file" in again.err
+    assert "12 of them found in the file" in again.err
     more = compare(tuned, "--methods", "topk,h2o,ngram", "--json")
-    assert "30 results, 18 of them found in the file" in more.err
-    assert len(results(more)) == 30
+    assert "20 results, 12 of them found in the file" in more.err
+    assert len(results(more)) == 20
 
 
 def test_generated_data_are_generated_again_and_scored(run: Run, on_lines: Path) -> None:
     command = ["compare", on_lines, "--samples", 3, "--methods", "topk", "--json"]
     finished = run(*command, "--decode-tokens", 40)
     measured = results(finished)
-    seen = set(Profile.load(on_lines).dataset.sampled_ids)
+    seen = seen_by(on_lines)
+    assert len(seen) == 4
     assert len({it.prompt for it in measured} - seen) == 3
     # As long as the task has them, and no longer.
     assert all("accuracy" in it.scores and len(it.text or "") <= 32 for it in measured)
@@ -321,11 +331,14 @@ def test_data_of_which_nothing_is_held_out_are_refused(
     compare: Callable[..., Finished], tuned: Path, tmp_path: Path
 ) -> None:
     ids = [f"r{n}" for n in range(10)]
-    everything = edited(tuned, tmp_path / "everything.json", "dataset", sampled_ids=ids)
-    assert re.search(
-        r"tuned on all 10 rows of .*rows\.jsonl, so none is held out; tune with a smaller --fraction",
-        refusal(compare(everything)),
-    )
+    for sampled, held_out in ((ids, []), (ids[:1], ids[1:])):
+        changes = {"sampled_ids": sampled, "held_out_ids": held_out}
+        everything = edited(tuned, tmp_path / "everything.json", "dataset", **changes)
+        assert re.search(
+            r"tuned and judged on all 10 rows of .*rows\.jsonl, so none is left to compare them on; tune with a "
+            "smaller --fraction or --holdout",
+            refusal(compare(everything)),
+        )
 
 
 def test_data_that_are_gone_are_named_before_the_model_is_loaded(

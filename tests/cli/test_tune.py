@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -18,21 +18,33 @@ from clusterprof.cli import _options
 from clusterprof.methods import method_names
 from tests.cli.conftest import QUICK, Finished, Run
 
-LABELS = ["tuned", "paper default", "SnapKV", "top-k", "StreamingLLM", "full"]
+LABELS = ["tuned", "paper default", "SnapKV", "SnapKV tuned", "top-k", "StreamingLLM", "full"]
 SCORES = {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+
+
+def only(finished: Finished) -> Any:
+    """What --json says of the one profile."""
+    [document] = finished.json()["profiles"]
+    return document
 
 
 def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> None:
     assert tuned.code == 0
-    document = tuned.json()
-    assert document.keys() == {"profile", "best", "methods", "samples", "timings", "interrupted"}
+    assert tuned.json().keys() == {"profiles"}
+    document = only(tuned)
+    assert document.keys() == {
+        "profile", "best", "judged_on", "methods", "samples", "timings", "interrupted",
+    }  # fmt: skip
     profile = Profile.load(document["profile"])
     assert document["best"] == {
         "method": profile.compression.method.model_dump(),
         "objective": "cosine",
-        "value": profile.results.tuning.value,
+        "tuning": profile.results.tuning.value,
+        "held_out": None,
     }
-    assert document["methods"][0]["cosine"] == pytest.approx(document["best"]["value"])
+    assert document["judged_on"] == "tuning"
+    assert document["methods"][0]["cosine"] == pytest.approx(document["best"]["tuning"])
+    assert document["samples"]["held_out"] == 0
     assert document["samples"]["used"] == 3
     assert document["samples"]["fitting"] == 1
     assert document["timings"].keys() == {"capture_s", "search_s", "trials", "replays"}
@@ -41,9 +53,15 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
 
 
 def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished) -> None:
-    methods = tuned.json()["methods"]
+    methods = only(tuned)["methods"]
     assert [method["label"] for method in methods] == LABELS
-    assert all(method.keys() == {"label", "method"} | SCORES for method in methods)
+    assert all(method.keys() == {"label", "method", "difference"} | SCORES for method in methods)
+    for method in methods:
+        if method["label"] in ("tuned", "full"):
+            assert method["difference"] is None
+        else:
+            assert method["difference"].keys() == {"mean", "low", "high", "samples"}
+            assert method["difference"]["mean"] == pytest.approx(methods[0]["cosine"] - method["cosine"])
     assert methods[2]["method"] == {
         "name": "snapkv",
         "kernel_size": 5,
@@ -58,19 +76,23 @@ def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, mo
     assert tuned.err.replace("\n", "").isprintable()
     for expected in (
         f"{model_folder} (LlamaForCausalLM, 2 layers, 4 query and 2 KV heads), float32 on cpu, sdpa attention",
-        "3 longer than size 48",
+        "3 longer than size 48 to tune on, 0 others to judge by",
         "1 set aside",
         "0 cut",
         "Capturing 3/3",
         "optuna-dashboard sqlite:///",
-        "Searching 3/3",
+        "Searching clusterattn at 48 3/3",
+        "Searching snapkv at 48 3/3",
+        "3 prompts it was tuned on",
+        "No prompt was held out",
         "best cosine",
         "paper's default",
         "clusterprof apply --profile",
     ):
         assert expected in tuned.err
-    table = [line.split("│")[1].strip() for line in tuned.err.splitlines() if line.startswith("│")]
-    assert table == LABELS
+    rows = [line.split("│")[1].strip() for line in tuned.err.splitlines() if line.startswith("│")]
+    # All methods with their scores, and then what the tuned one is ahead of each other one.
+    assert rows == LABELS + LABELS[1:-1]
 
 
 def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Path) -> None:
@@ -89,12 +111,12 @@ def test_another_method_has_a_profile_of_its_own(run: Run, model_folder: Path, d
     command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK]
     finished = run(*command, "--method", "snapkv", "--objective", "kl", "--json")
     assert finished.code == 0, finished.err
-    document = finished.json()
+    document = only(finished)
     path = Path(document["profile"])
     assert path == Path("profiles") / model_folder.name / f"{dataset_file.stem}-48-snapkv.json"
     assert document["best"]["method"].keys() == {"name", "kernel_size", "pooling", "importance"}
     assert document["best"]["objective"] == "kl"
-    assert document["best"]["value"] == pytest.approx(document["methods"][0]["kl"])
+    assert document["best"]["tuning"] == pytest.approx(document["methods"][0]["kl"])
     labels = ["tuned", "SnapKV default", "ClusterAttn", "top-k", "StreamingLLM", "full"]
     assert [method["label"] for method in document["methods"]] == labels
     for expected in (
@@ -116,7 +138,7 @@ def test_a_method_without_parameters_is_evaluated_once(
 ) -> None:
     finished = run("tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--method", "topk")
     assert finished.code == 0, finished.err
-    assert "Searching 1/1" in finished.err
+    assert "Searching topk at 48 1/1" in finished.err
     assert "top-k has nothing to tune" in finished.err
     profile = Profile.load(finished.out.strip())
     assert profile.search.trials == 1
@@ -160,6 +182,8 @@ def test_every_method_can_be_named() -> None:
         (["--fraction", "1.5"], "0<x<=1"),
         (["--samples", "3", "--fraction", "0.5"], "not both"),
         (["--samples", "0"], "1"),
+        (["--holdout", "-1"], "0"),
+        (["--size", "64", "--size", "8"], "8 is not above --window 32"),
         (["--trials", "0"], "1"),
         (["--decode-tokens", "0"], "1"),
         (["--tokens", "0"], "256"),
@@ -294,14 +318,14 @@ def test_ctrl_c_during_the_search_keeps_the_trials_and_the_rerun_goes_on(
 ) -> None:
     command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json"]
     process = start(tmp_path, *command, "--trials", 100_000)
-    wait_for(process, "Searching 1/")
+    wait_for(process, "Searching clusterattn at 48 1/")
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "run the same command again" in err
     assert "Traceback" not in err
-    document = json.loads(out)
+    [document] = json.loads(out)["profiles"]
     assert document["interrupted"] is True
     done = document["timings"]["trials"]
     assert 1 <= done < 100_000
@@ -311,7 +335,7 @@ def test_ctrl_c_during_the_search_keeps_the_trials_and_the_rerun_goes_on(
     assert again.code == 0
     assert f"{done} trials from before" in again.err
     assert again.err.count("found on disk") >= 2
-    assert again.json()["timings"]["trials"] == done + 2
+    assert only(again)["timings"]["trials"] == done + 2
 
 
 def test_ctrl_c_during_the_capture_says_what_is_kept(
@@ -340,7 +364,8 @@ def test_a_timeout_ends_the_search(run: Run, model_folder: Path, dataset_file: P
         "--trials", 100_000, "--timeout", 0.5, "--json",
     )  # fmt: skip
     assert finished.code == 0
-    assert math.isclose(finished.json()["timings"]["search_s"], 0.5, abs_tol=5)
+    # Two searches of half a second.
+    assert math.isclose(only(finished)["timings"]["search_s"], 1, abs_tol=5)
 
 
 def test_a_profile_that_cannot_be_written_in_the_end_does_not_take_the_table_along(

@@ -36,6 +36,7 @@ def document() -> Document:
             "seed": 0,
             "rows": 10,
             "sampled_ids": ["needle-3", "Nadel-größer"],
+            "held_out_ids": ["needle-5"],
             "content_hash": "b" * 64,
             "prompts_cut": 0,
             "prompts_fitting": 1,
@@ -44,12 +45,38 @@ def document() -> Document:
         "compression": {
             "window": 32,
             "size": 256,
-            "method": {"name": "clusterattn", "num_block": 8, "theta": 0.003, "gap_pool": 15},
+            "method": {
+                "name": "clusterattn",
+                "num_block": 8,
+                "theta": 0.003,
+                "gap_pool": 15,
+                "importance": "mean",
+            },
         },
         "results": {
             "tuning": {"objective": "cosine", "value": 0.98, "interval_95": [0.97, 0.99], "samples": 2},
             "held_out": None,
+            "metrics": {
+                "cosine": 0.98,
+                "cosine_padded": 0.97,
+                "attention_output": 0.96,
+                "kl": 0.125,
+                "agreement": 0.875,
+                "loss": 0.625,
+            },
             "baselines": [
+                {
+                    "method": {"name": "topk"},
+                    "metrics": {
+                        "cosine": 0.95,
+                        "cosine_padded": 0.99,
+                        "attention_output": 0.94,
+                        "kl": 0.25,
+                        "agreement": 0.75,
+                        "loss": 0.75,
+                    },
+                    "difference": {"value": 0.03, "interval_95": [-0.01, 0.07]},
+                },
                 {
                     "method": {"name": "full"},
                     "metrics": {
@@ -60,7 +87,8 @@ def document() -> Document:
                         "agreement": 1.0,
                         "loss": 0.5,
                     },
-                }
+                    "difference": None,
+                },
             ],
         },
         "search": {

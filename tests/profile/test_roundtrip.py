@@ -50,6 +50,7 @@ def documents(draw: st.DrawFn) -> Document:
     result["model"]["rope"] = draw(st.dictionaries(st.text(max_size=5), json_value, max_size=3))
     result["dataset"] |= {
         "sampled_ids": draw(st.lists(sample_id, min_size=1, max_size=3)),
+        "held_out_ids": draw(st.lists(sample_id, max_size=3)),
         "fraction": draw(st.floats(0, 1, exclude_min=True)),
         "seed": draw(count),
         "tokens": draw(st.none() | positive),
@@ -64,6 +65,8 @@ def documents(draw: st.DrawFn) -> Document:
     score = {"objective": draw(label), "value": draw(value), "samples": draw(positive)}
     interval = draw(st.none() | st.lists(value, min_size=2, max_size=2).map(sorted))
     result["results"]["held_out"] = {**score, "interval_95": interval}
+    difference = {"value": draw(value), "interval_95": interval}
+    result["results"]["baselines"][0]["difference"] = draw(st.none() | st.just(difference))
     result["search"]["space"] = draw(st.dictionaries(parameter, searched, max_size=16))
     created = draw(st.datetimes(min_value=datetime(1970, 1, 1)))
     result["environment"]["created"] = created.isoformat() + "Z"

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from clusterprof import Profile
 from clusterprof.methods import TopK
-from clusterprof.profile import Compression, Search, first_problem
+from clusterprof.profile import Compression, Difference, Search, first_problem
 from tests.profile.examples import changed, document, profile, refusal
 
 
@@ -42,6 +42,9 @@ from tests.profile.examples import changed, document, profile, refusal
         ("dataset.sampled_ids", []),
         ("dataset.sampled_ids", "needle-3"),
         ("dataset.sampled_ids", ["x"] * 4097),
+        ("dataset.held_out_ids", None),
+        ("dataset.held_out_ids", "needle-5"),
+        ("dataset.held_out_ids", ["x"] * 4097),
         ("compression.size", 32),
         ("compression.size", 0),
         ("compression.size", -5),
@@ -66,6 +69,11 @@ from tests.profile.examples import changed, document, profile, refusal
         ("results.tuning.interval_95", [0.9]),
         ("results.tuning.interval_95", [0.9, 0.8]),
         ("results.tuning.samples", 0),
+        ("results.held_out", {}),
+        ("results.metrics", None),
+        ("results.metrics.cosine", 1.5),
+        ("results.metrics.kl", float("nan")),
+        ("results.metrics.agreement", -0.5),
         ("results.baselines", {}),
         ("results.tuning.value", 1e300),
         ("results.tuning.interval_95", [0.9, 1e300]),
@@ -197,3 +205,31 @@ def test_profile_cannot_be_changed() -> None:
 def test_storage_loses_its_credentials(given_url: str, kept: str) -> None:
     search = document()["search"] | {"storage": given_url}
     assert Search.model_validate_json(json.dumps(search)).storage == kept
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("value", None),
+        ("value", float("nan")),
+        ("value", 1e300),
+        ("interval_95", [0.1]),
+        ("interval_95", [0.2, 0.1]),
+        ("interval_95", [0.1, float("inf")]),
+        ("colour", "blue"),
+    ],
+)
+def test_a_difference_is_checked_like_a_score(tmp_path: Path, field: str, value: Any) -> None:
+    path = tmp_path / "p.json"
+    wrong = document()
+    wrong["results"]["baselines"][0]["difference"][field] = value
+    path.write_text(json.dumps(wrong))
+    assert f"results.baselines.0.difference.{field}" in refusal(path)
+
+
+def test_a_difference_may_have_no_interval() -> None:
+    alone = document()
+    alone["results"]["baselines"][0]["difference"] = {"value": -0.5}
+    baseline, full = Profile.model_validate_json(json.dumps(alone)).results.baselines
+    assert baseline.difference == Difference(value=-0.5)
+    assert full.difference is None

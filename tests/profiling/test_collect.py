@@ -21,7 +21,7 @@ from clusterprof.runtime.selection import kept_positions
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 TEXTS = ["the red door has key 417; which key has the red door?", "one, two and three 4 five, six?"]
-SETTINGS = TuneSettings(size=24, window=8, decode_tokens=3)
+SETTINGS = TuneSettings(sizes=(24,), window=8, decode_tokens=3)
 SUMS = H2O.needs
 
 

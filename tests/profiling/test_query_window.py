@@ -25,7 +25,7 @@ from tests.profiling.test_tune import SETTINGS, Listener, run, text
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-SIZE = SETTINGS["size"]
+(SIZE,) = SETTINGS["sizes"]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_questions_that_all_fill_the_size_are_an_error_before_anything_runs(
     loaded: Loaded, tmp_path: Path, captured: list[object]
 ) -> None:
     with pytest.raises(
-        ClusterprofError, match=r"No sample could be captured.*question has \d+ tokens.*--size 40"
+        ClusterprofError, match=r"No sample can be used for --size 40; .*question has \d+ tokens"
     ):
         run(loaded, tmp_path, questions(SIZE, SIZE + 5), window="query")
     assert captured == []

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from optuna.trial import FrozenTrial
@@ -15,7 +14,7 @@ from clusterprof.data import Dataset, Message, Prompt, Row, build_prompt
 from clusterprof.data.rows import make_dataset
 from clusterprof.errors import ClusterprofError, CompressionError, DataError, UnsupportedModelError
 from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import Compression
+from clusterprof.profile import Compression, DroppedSample
 from clusterprof.profiling import collect
 from clusterprof.profiling.capture import capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
@@ -26,7 +25,7 @@ from tests.tiny import tiny_llama, tiny_mistral, tiny_tokenizer
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 LENGTHS = (90, 70, 80, 20)
-SETTINGS: dict[str, Any] = {"size": 40, "window": 8, "decode_tokens": 5, "trials": 4, "fraction": 1.0}
+SETTINGS: dict[str, Any] = {"sizes": (40,), "window": 8, "decode_tokens": 5, "trials": 4, "fraction": 1.0}
 SETTINGS |= {"storage": "sqlite:///:memory:"}
 
 
@@ -34,8 +33,8 @@ class Listener:
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
 
-    def prepared(self, prompts: Sequence[Prompt], fitting: int) -> None:
-        self.events.append(("prepared", len(prompts), fitting))
+    def prepared(self, tuning: Sequence[Prompt], held_out: Sequence[Prompt], fitting: int) -> None:
+        self.events.append(("prepared", len(tuning), len(held_out), fitting))
 
     def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
         self.events.append(("captured", prompt.id, seconds > 0, error))
@@ -43,8 +42,11 @@ class Listener:
     def over_limit(self, limit_bytes: int) -> None:
         self.events.append(("over limit", limit_bytes))
 
-    def searching(self, study: str, storage: str, done: int, trials: int) -> None:
-        self.events.append(("searching", done, trials))
+    def left_out(self, sample: DroppedSample) -> None:
+        self.events.append(("left out", sample))
+
+    def searching(self, size: int, method: str, study: str, storage: str, done: int, trials: int) -> None:
+        self.events.append(("searching", size, method, done, trials))
 
     def tried(self, trial: FrozenTrial, best: FrozenTrial | None) -> None:
         assert best is not None
@@ -73,15 +75,21 @@ def dataset(lengths: Sequence[int] = LENGTHS) -> Dataset:
     return make_dataset("texts", "written here", "", rows)
 
 
-def run(
+def run_sizes(
     loaded: Loaded,
     folder: Path,
     data: Dataset | None = None,
     listener: Listener | None = None,
     **options: Any,
-) -> TuneResult:
+) -> list[TuneResult]:
     settings = TuneSettings(**{**SETTINGS, **options})
-    return tune(*loaded, data or dataset(), settings, cache_dir=folder, listener=listener or Listener())
+    return list(tune(*loaded, data or dataset(), settings, cache_dir=folder, listener=listener or Listener()))
+
+
+def run(*arguments: Any, **options: Any) -> TuneResult:
+    """At one size; by default all rows are tuned on and none is held out."""
+    [result] = run_sizes(*arguments, **options)
+    return result
 
 
 @pytest.mark.parametrize("objective", ["cosine", "kl"])
@@ -89,11 +97,11 @@ def test_the_result_is_no_worse_than_the_paper_default(
     loaded: Loaded, tmp_path: Path, objective: ObjectiveName
 ) -> None:
     result = run(loaded, tmp_path, objective=objective)
-    tuned, default = (result.methods[i].scores[objective] for i in range(2))
+    tuned, default = (result.judgement.methods[i].scores[objective] for i in range(2))
     assert tuned >= default if DIRECTIONS[objective] == "maximize" else tuned <= default
     assert result.profile.results.tuning.value == pytest.approx(tuned)
     assert result.profile.results.tuning.objective == objective
-    assert result.profile.compression.method == result.methods[0].method
+    assert result.profile.compression.method == result.judgement.methods[0].method
 
 
 def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Path) -> None:
@@ -106,21 +114,41 @@ def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Pa
         for p in prompts
     ]
     evaluator = Evaluator(model, captures)
-    methods = [ClusterAttn.paper_default(40), SnapKV(), TopK(), StreamingLLM()]
-    for found, method in zip(result.methods[1:-1], methods, strict=True):
+    found_by_label = {found.label: found for found in result.judgement.methods}
+    methods = {
+        "paper default": ClusterAttn.paper_default(40),
+        "SnapKV": SnapKV(),
+        "SnapKV tuned": found_by_label["SnapKV tuned"].method,
+        "top-k": TopK(),
+        "StreamingLLM": StreamingLLM(),
+    }
+    assert list(found_by_label) == ["tuned", *methods, "full"]
+    for label, method in methods.items():
+        found = found_by_label[label]
+        assert method is not None
         assert found.method == method
         expected = mean_scores(evaluator.scores(Compression(size=40, window=8, method=method)))
         for name in DIRECTIONS:
             assert found.scores[name] == pytest.approx(expected[name], abs=1e-6)
-    assert (result.methods[-1].label, result.methods[-1].method) == ("full", None)
+    assert found_by_label["full"].method is None
 
-    assert result.samples == {"dataset": 4, "sampled": 4, "fitting": 1, "cut": 0, "dropped": 0, "used": 3}
+    assert result.samples == {
+        "dataset": 4,
+        "sampled": 4,
+        "fitting": 1,
+        "cut": 0,
+        "dropped": 0,
+        "used": 3,
+        "held_out": 0,
+    }
     assert listener.events == [
-        ("prepared", 3, 1),
+        ("prepared", 3, 0, 1),
         *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
-        ("searching", 0, 4),
+        ("searching", 40, "clusterattn", 0, 4),
         *(("tried", number) for number in range(4)),
-        ("comparing", 5),
+        ("searching", 40, "snapkv", 0, 4),
+        *(("tried", number) for number in range(4)),
+        ("comparing", 6),
     ]
     result.profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == result.profile
@@ -136,70 +164,15 @@ def test_a_second_run_captures_nothing_and_goes_on_with_the_study(
     second = run(loaded, tmp_path, trials=6, storage=None, listener=listener)
     assert [event[2] for event in listener.events if event[0] == "captured"] == [False] * 3
     assert listener.events[4:] == [
-        ("searching", 3, 6),
+        ("searching", 40, "clusterattn", 3, 6),
         *(("tried", number) for number in (3, 4, 5)),
-        ("comparing", 5),
+        ("searching", 40, "snapkv", 3, 6),
+        *(("tried", number) for number in (3, 4, 5)),
+        ("comparing", 6),
     ]
     assert second.profile.search.trials == 6
     assert second.profile.search.study == first.profile.search.study
     assert second.profile.results.tuning.value >= first.profile.results.tuning.value
-
-
-def test_other_settings_are_another_study(loaded: Loaded, tmp_path: Path) -> None:
-    one = dataset((90,))
-    options: list[dict[str, Any]] = [
-        {},
-        {"size": 41},
-        {"seed": 1},
-        {"objective": "kl"},
-        {"method": "snapkv"},
-        {"data": dataset((91,))},
-    ]
-    names = [
-        run(loaded, tmp_path, trials=1, **{"data": one, **each}).profile.search.study for each in options
-    ]
-    assert len(set(names)) == len(names)
-
-
-def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
-    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one: dict[str, Any] = {"data": dataset((90,)), "trials": 1, "storage": None, "study": "mine"}
-    run(loaded, tmp_path, **one)
-    retrained = copy.deepcopy(loaded[0])
-    with torch.no_grad():
-        retrained.model.layers[0].mlp.up_proj.weight += 1e-3
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"size": 41}, "size 40, now 41"),
-        ({"window": 9}, "window 8, now 9"),
-        ({"decode_tokens": 6}, "decode tokens 5, now 6"),
-        ({"seed": 1}, "seed 0, now 1"),
-        ({"objective": "kl"}, "objective cosine, now kl"),
-        ({"data": dataset((91,))}, "other prompts"),
-        ({"loaded": (retrained, loaded[1])}, "other weights"),
-    ]
-    for options, expected in cases:
-        with pytest.raises(ClusterprofError, match=r"'mine' .* was made with .*--study") as caught:
-            run(**{"loaded": loaded, "folder": tmp_path, **one, **options})
-        said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
-        # Other captures may have another range of theta.
-        assert [part for part in said.split("; ") if not part.startswith("range of theta")] == [expected]
-    monkeypatch.setattr(ClusterAttn, "version", 2)
-    with pytest.raises(ClusterprofError, match="was made with method version 1, now 2, so"):
-        run(loaded, tmp_path, **one)
-    monkeypatch.undo()
-    assert run(loaded, tmp_path, **one).profile.search.study == "mine"
-
-
-def test_a_study_says_what_it_was_made_with(loaded: Loaded, tmp_path: Path) -> None:
-    study = run(loaded, tmp_path, trials=1, storage=None).profile.search.study
-    (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path / 'studies.db'}")
-    assert summary.study_name == study
-    (made_with,) = summary.user_attrs.values()
-    readable = {"method": "clusterattn", "size": 40, "window": 8, "decode_tokens": 5, "objective": "cosine"}
-    assert {part: made_with[part] for part in readable} == readable
-    assert {"model", "revision", "weights", "vocabulary", "prompts", "method_version"} <= made_with.keys()
-    assert made_with["prompts"].startswith("sha256:")
 
 
 def test_captures_beyond_the_bound_are_kept_and_told(loaded: Loaded, tmp_path: Path) -> None:
@@ -244,7 +217,7 @@ def test_when_every_sample_fails_the_reason_is_told(
     loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on("row-90", CompressionError("it is not finite."), monkeypatch)
-    with pytest.raises(ClusterprofError, match=r"No sample could be captured.*it is not finite"):
+    with pytest.raises(ClusterprofError, match=r"No sample can be used for --size 40; .*it is not finite"):
         run(loaded, tmp_path, dataset((90,)))
 
 
@@ -258,7 +231,7 @@ def test_prompts_that_all_fit_are_found_before_anything_is_captured(loaded: Load
     with pytest.raises(
         DataError, match=r"All 4 sampled prompts of texts fit in --size 90 \(the longest has 90"
     ):
-        run(loaded, tmp_path, size=90)
+        run(loaded, tmp_path, sizes=(90,))
     assert not (tmp_path / "captures").exists()
 
 

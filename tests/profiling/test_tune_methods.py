@@ -38,6 +38,7 @@ DEFAULTS = {
 BASELINES = {
     "clusterattn": "ClusterAttn",
     "snapkv": "SnapKV",
+    "snapkv tuned": "SnapKV tuned",
     "topk": "top-k",
     "streaming_llm": "StreamingLLM",
 }
@@ -50,13 +51,14 @@ def test_every_method_is_tuned(loaded: Loaded, tmp_path: Path, name: str) -> Non
     profile = result.profile
     expected_trials = 1 if name == "topk" else TRIALS
     assert profile.search.trials == result.timings["trials"] == expected_trials
-    assert [event for event in listener.events if event[0] == "searching"] == [
-        ("searching", 0, expected_trials)
-    ]
-    assert sum(event[0] == "tried" for event in listener.events) == expected_trials
+    searches = [("searching", 40, name, 0, expected_trials)]
+    # Tuned by the same search, to be compared with.
+    searches += [("searching", 40, "snapkv", 0, TRIALS)] if name != "snapkv" else []
+    assert [event for event in listener.events if event[0] == "searching"] == searches
+    assert sum(event[0] == "tried" for event in listener.events) == sum(int(str(it[-1])) for it in searches)
     assert profile.search.sampler == ("none" if name == "topk" else "tpe")
 
-    tuned, default = result.methods[:2]
+    tuned, default = result.judgement.methods[:2]
     assert profile.compression == Compression(size=40, window=8, method=_method(tuned.method))
     assert _method(tuned.method).name == name
     assert default.method == default_method(name, 40)
@@ -67,11 +69,12 @@ def test_every_method_is_tuned(loaded: Loaded, tmp_path: Path, name: str) -> Non
         first, last = values[0], values[-1]
         assert chosen in values if isinstance(first, str) else first <= chosen <= last
 
-    labels = [DEFAULTS[name], *(label for other, label in BASELINES.items() if other != name)]
-    assert [each.label for each in result.methods] == ["tuned", *labels, "full"]
+    labels = [label for other, label in BASELINES.items() if other not in (name, f"{name} tuned")]
+    labels.insert(0, DEFAULTS[name])
+    assert [each.label for each in result.judgement.methods] == ["tuned", *labels, "full"]
     assert ("comparing", len(labels) + 1) in listener.events
     assert [baseline.method for baseline in profile.results.baselines[:-1]] == [
-        each.method for each in result.methods[1:-1]
+        each.method for each in result.judgement.methods[1:-1]
     ]
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
@@ -106,7 +109,7 @@ def test_a_search_of_all_points_ends_at_the_best_of_a_dense_grid(loaded: Loaded,
     }
     assert result.profile.search.trials == len(grid)
     assert result.profile.results.tuning.value == pytest.approx(max(scores.values()), abs=1e-6)
-    best = result.methods[0].method
+    best = result.judgement.methods[0].method
     assert isinstance(best, NGram)
     assert scores[best] == pytest.approx(max(scores.values()), abs=1e-6)
 
@@ -136,11 +139,11 @@ def test_a_second_run_goes_on_with_the_methods_own_study(
     monkeypatch.setattr(collect, "capture_prompt", lambda *arguments, **options: pytest.fail("captured"))
     listener = Listener()
     second = run(loaded, tmp_path, method="h2o", trials=4, storage=None, listener=listener)
-    assert ("searching", 2, 4) in listener.events
+    assert ("searching", 40, "h2o", 2, 4) in listener.events
     assert first.profile.search.study == second.profile.search.study
     assert first.profile.search.study.startswith("texts-40-h2o-")
     # What needs less is served by the same captures, and its study is another one.
-    for method, trials in (("topk", 1), ("snapkv", 2)):
+    for method, trials in (("topk", 1), ("ngram", 2)):
         other = run(loaded, tmp_path, method=method, trials=2, storage=None)
         assert other.profile.search.study.startswith(f"texts-40-{method}-")
         assert other.profile.search.trials == trials
@@ -178,9 +181,28 @@ def test_without_scikit_learn_its_methods_are_refused_before_any_prompt(
 
 def test_without_parameters_the_default_is_the_result(loaded: Loaded, tmp_path: Path) -> None:
     result = run(loaded, tmp_path, dataset((90,)), method="topk", trials=50)
-    assert result.methods[0].method == result.methods[1].method == TopK()
-    assert result.methods[0].scores == result.methods[1].scores
+    tuned, default = result.judgement.methods[:2]
+    assert tuned.method == default.method == TopK()
+    assert tuned.scores == default.scores
     assert result.profile.search.space == {}
+
+
+def test_snapkv_tuned_is_what_a_tune_of_snapkv_finds(loaded: Loaded, tmp_path: Path) -> None:
+    ours = run(loaded, tmp_path / "ours", trials=6, fraction=0.5)
+    theirs = run(loaded, tmp_path / "theirs", trials=6, fraction=0.5, method="snapkv")
+    [rival] = [each for each in ours.judgement.methods if each.label == "SnapKV tuned"]
+    tuned, default = theirs.judgement.methods[:2]
+    assert rival.method == tuned.method
+    assert rival.method != default.method
+    assert (rival.scores, ours.judgement.held_out) == (tuned.scores, True)
+    # Each sees the other from its own side.
+    assert rival.behind is not None
+    assert rival.behind.mean == pytest.approx(ours.judgement.methods[0].scores.cosine - tuned.scores.cosine)
+    # In one cache folder they share the study: nothing is tried twice.
+    listener = Listener()
+    for method in ("clusterattn", "snapkv"):
+        run(loaded, tmp_path / "one", listener=listener, trials=3, storage=None, method=method)
+    assert ("searching", 40, "snapkv", 3, 3) in listener.events
 
 
 def test_with_the_question_as_the_window(loaded: Loaded, tmp_path: Path) -> None:

@@ -1,20 +1,31 @@
 import io
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, TopK
-from clusterprof.profiling.objective import Scores
-from clusterprof.profiling.record import MethodResult
-from clusterprof.report.methods import methods_table, verdict
+from clusterprof.profiling.judge import Judgement, MethodResult
+from clusterprof.profiling.objective import ObjectiveName, Scores
+from clusterprof.report.methods import differences_table, methods_table, sizes_table, verdict
+from clusterprof.statistics import Estimate
 
 BOLD = "\x1b[1;32m"
+ABOVE = Estimate(0.02, 0.01, 0.03, 8)
+AROUND = Estimate(0.02, -0.01, 0.05, 8)
+BELOW = Estimate(-0.02, -0.03, -0.01, 8)
 
 
 def result(
-    label: str, method: MethodConfig | None, cosine: float = 0.9, kl: float = 0.1, agreement: float = 0.8
+    label: str,
+    method: MethodConfig | None,
+    cosine: float = 0.9,
+    kl: float = 0.1,
+    agreement: float = 0.8,
+    behind: Estimate | None = None,
 ) -> MethodResult:
-    return MethodResult(label, method, Scores(cosine, 0.7, 0.6, kl, agreement, 1.5))
+    return MethodResult(label, method, Scores(cosine, 0.7, 0.6, kl, agreement, 1.5), behind)
 
 
 TUNED = ClusterAttn(num_block=4, theta=0.003)
@@ -22,23 +33,38 @@ DEFAULT = ClusterAttn(num_block=8, theta=0.002)
 FULL = result("full", None, 1.0, 0.0, 1.0)
 
 
-def rendered(results: list[MethodResult]) -> dict[str, list[str]]:
+def judgement(*methods: MethodResult, prompts: int = 8, held_out: bool = True) -> Judgement:
+    """The tuned method, its default and others, and the full cache."""
+    return Judgement((*methods, FULL), (methods[0].scores,) * prompts, held_out)
+
+
+def against_default(behind: Estimate | None = ABOVE, prompts: int = 8, held_out: bool = True) -> Judgement:
+    tuned = result("tuned", TUNED, cosine=0.95)
+    return judgement(
+        tuned, result("paper default", DEFAULT, behind=behind), prompts=prompts, held_out=held_out
+    )
+
+
+def rows_of(table: Any) -> dict[str, list[str]]:
     """Cells of each row, with their colours."""
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
-    console.print(methods_table(results, size=256))
+    console.print(table)
     assert isinstance(console.file, io.StringIO)
     rows = [line.split("│")[1:-1] for line in console.file.getvalue().splitlines() if line.startswith("│")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in rows}
 
 
+def title_of(table: Any) -> str:
+    return str(table.title)
+
+
 def said(
-    results: list[MethodResult],
+    judged: Judgement,
     *,
-    searched: Sequence[str] = ("num_block", "theta"),
-    objective: str = "cosine",
-    samples: int = 8,
+    space: Sequence[str] = ("num_block", "theta"),
+    objective: ObjectiveName = "cosine",
 ) -> list[str]:
-    return verdict(results, searched=searched, objective=objective, samples=samples)
+    return verdict(judged, space=dict.fromkeys(space), objective=objective)
 
 
 def bold(cells: list[str]) -> list[str]:
@@ -46,96 +72,170 @@ def bold(cells: list[str]) -> list[str]:
 
 
 def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
-    rows = rendered(
-        [
+    table = methods_table(
+        judgement(
             result("tuned", TUNED, cosine=0.95),
             result("paper default", DEFAULT),
             result("StreamingLLM", TopK(), kl=0.05),
-            FULL,
-        ]
+        ),
+        size=256,
     )
+    rows = rows_of(table)
     assert bold(rows["tuned"]) == ["0.9500", "0.7000", "0.6000", "0.8000", "1.5000"]
     assert bold(rows["paper default"]) == ["0.7000", "0.6000", "0.8000", "1.5000"]
     assert bold(rows["StreamingLLM"]) == ["0.7000", "0.6000", "0.0500", "0.8000", "1.5000"]
     assert rows["full"] == ["1.0000", "0.7000", "0.6000", "0.0000", "1.0000", "1.5000"]
 
 
-def test_a_gain_is_told_with_both_points() -> None:
-    [sentence] = said(
-        [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL],
+@pytest.mark.parametrize(
+    ("prompts", "held_out", "title"),
+    [
+        (8, True, "256 tokens kept per head, 8 prompts not tuned on"),
+        (1, True, "256 tokens kept per head, 1 prompt not tuned on"),
+        (8, False, "256 tokens kept per head, 8 prompts it was tuned on"),
+    ],
+)
+def test_the_table_says_on_which_prompts(prompts: int, held_out: bool, title: str) -> None:
+    assert title_of(methods_table(against_default(prompts=prompts, held_out=held_out), size=256)) == title
+
+
+def differences(objective: ObjectiveName = "cosine", *behind: Estimate) -> dict[str, list[str]]:
+    methods = [result(f"other {i}", SnapKV(), behind=each) for i, each in enumerate(behind)]
+    return rows_of(differences_table(judgement(result("tuned", TUNED), *methods), objective))
+
+
+def test_differences_have_intervals_and_what_they_show_in_80_columns() -> None:
+    too_few, unsure = Estimate(0.5, None, None, 2), Estimate(0.5, 0.4, 0.6, 4)
+    rows = differences("cosine", ABOVE, AROUND, BELOW, too_few, unsure, Estimate(0.0, 0.0, 0.0, 8))
+    # Neither the tuned method itself nor the full cache.
+    assert len(rows) == 6
+    assert rows["other 0"][:2] == ["+0.0200", "+0.0100 to +0.0300"]
+    assert rows["other 0"][2].split() == ["\x1b[32mbetter", "\x1b[0m"]
+    assert rows["other 1"] == ["+0.0200", "-0.0100 to +0.0500", "equal, as far as shown"]
+    assert rows["other 2"][:2] == ["-0.0200", "-0.0300 to -0.0100"]
+    assert rows["other 2"][2].split() == ["\x1b[31mworse", "\x1b[0m"]
+    assert rows["other 3"] == ["+0.5000", "too few prompts", "not known"]
+    assert rows["other 4"] == ["+0.5000", "+0.4000 to +0.6000", "not known"]
+    assert rows["other 5"] == ["+0.0000", "+0.0000 to +0.0000", "equal, as far as shown"]
+
+
+@pytest.mark.parametrize("objective", ["kl", "loss"])
+def test_less_is_better_for_some(objective: ObjectiveName) -> None:
+    rows = differences(objective, ABOVE, AROUND, BELOW)
+    assert ["worse" in rows["other 0"][-1], "better" in rows["other 2"][-1]] == [True, True]
+    assert rows["other 1"][-1] == "equal, as far as shown"
+    assert title_of(differences_table(against_default(), objective)).endswith("(lower is better)")
+    assert title_of(differences_table(against_default(), "agreement")).endswith("(higher is better)")
+
+
+def test_sizes_are_rows_of_the_tuned_method() -> None:
+    sizes = {256: 0.91, 512: 0.95}
+    table = sizes_table(
+        [
+            (size, judgement(result("tuned", TUNED, cosine=cosine), result("paper default", DEFAULT)))
+            for size, cosine in sizes.items()
+        ]
     )
+    rows = rows_of(table)
+    assert list(rows) == ["256", "512"]
+    assert rows["512"] == ["0.9500", "0.7000", "0.6000", "0.1000", "0.8000", "1.5000"]
+
+
+def test_a_gain_on_held_out_prompts_is_told_with_both_points() -> None:
+    [sentence] = said(against_default(ABOVE))
     assert sentence == (
         "Tuned (num_block 4, theta 0.003) beats the paper's default (num_block 8, theta 0.002) "
-        "on cosine: 0.9500 against 0.9000, on the 8 prompts it was tuned on."
+        "on cosine: 0.9500 against 0.9000, on 8 prompts not tuned on."
     )
 
 
-def test_what_the_default_does_better_is_told_too() -> None:
-    results = [
-        result("tuned", TUNED, cosine=0.95, kl=0.9, agreement=0.1),
-        result("paper default", DEFAULT),
-        FULL,
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (ABOVE, "beats"),
+        (BELOW, "does worse than"),
+        # The mean is higher, and the interval reaches zero.
+        (AROUND, "is not shown to be better than"),
+        (Estimate(0.0, 0.0, 0.0, 8), "is not shown to be better than"),
+    ],
+)
+@pytest.mark.parametrize("held_out", [True, False])
+def test_no_gain_is_told_plainly(behind: Estimate, words: str, held_out: bool) -> None:
+    sentence = said(against_default(behind, held_out=held_out))[0]
+    assert f"Tuned (num_block 4, theta 0.003) {words} the paper's default (" in sentence
+
+
+def test_what_was_not_held_out_is_told() -> None:
+    first, second = said(against_default(held_out=False))
+    assert first.endswith("on 8 prompts it was tuned on.")
+    assert second == (
+        "No prompt was held out, so this says how well the search did, not how well the profile will do on others."
+    )
+
+
+@pytest.mark.parametrize(("held_out", "words"), [(True, "cannot be told from"), (False, "is compared with")])
+@pytest.mark.parametrize(("low", "high", "prompts"), [(None, None, 2), (0.4, 0.6, 4)])
+def test_too_few_prompts_show_nothing(
+    held_out: bool, words: str, low: float | None, high: float | None, prompts: int
+) -> None:
+    behind = Estimate(0.5, low, high, prompts)
+    first, *_, last = said(against_default(behind, prompts=prompts, held_out=held_out))
+    assert f"{words} the paper's default" in first
+    assert last == (
+        f"There are few prompts to judge by ({prompts}); give more data, or raise --fraction, --samples or --holdout."
+    )
+    assert len(said(against_default(Estimate(0.5, 0.4, 0.6, 5), prompts=5))) == 1
+
+
+def test_the_default_as_the_result_is_told() -> None:
+    default = result("paper default", DEFAULT, behind=Estimate(0.0, 0.0, 0.0, 8))
+    assert said(judgement(result("tuned", DEFAULT), default)) == [
+        "The search found nothing better than the paper's default (num_block 8, theta 0.002)."
     ]
-    assert said(results)[1] == "The default is better on kl, agreement."
 
 
-def test_a_difference_that_the_table_does_not_show_is_none() -> None:
-    tuned = result("tuned", TUNED, cosine=0.90004, kl=0.10004)
-    [sentence] = said([tuned, result("paper default", DEFAULT), result("SnapKV", SnapKV(), kl=0.1), FULL])
-    assert " equals the paper's default " in sentence
+@pytest.mark.parametrize("objective", ["kl", "loss"])
+def test_less_of_the_objective_is_a_gain(objective: ObjectiveName) -> None:
+    assert "beats" in said(against_default(BELOW), objective=objective)[0]
+    assert "does worse than" in said(against_default(ABOVE), objective=objective)[0]
 
 
-def test_few_samples_are_told() -> None:
-    results = [result("tuned", TUNED, cosine=0.95), result("paper default", DEFAULT), FULL]
-    assert said(results, samples=2)[-1].startswith("2 prompts are few to tune on")
-
-
-def test_no_gain_is_told_plainly() -> None:
-    default = result("paper default", DEFAULT)
-    assert "nothing better" in said([result("tuned", DEFAULT), default, FULL])[0]
-    assert "equals" in said([result("tuned", TUNED), default, FULL])[0]
-    worse = result("tuned", TUNED, cosine=0.85)
-    assert "does worse than" in said([worse, default, FULL])[0]
-
-
-def test_less_is_better_for_kl() -> None:
-    better = [result("tuned", TUNED, kl=0.01), result("paper default", DEFAULT, kl=0.02), FULL]
-    assert "beats" in said(better, objective="kl")[0]
-
-
-def test_a_method_that_is_closer_by_kl_is_named() -> None:
-    results = [
-        result("tuned", TUNED, kl=0.2),
-        result("paper default", DEFAULT, kl=0.3),
-        result("SnapKV", SnapKV(), kl=0.1),
-        result("top-k", TopK(), kl=0.4),
-        FULL,
+def test_methods_that_are_closer_by_kl_are_named_the_default_too() -> None:
+    tuned = result("tuned", TUNED, kl=0.2)
+    default = result("paper default", DEFAULT, kl=0.3, behind=ABOVE)
+    others = [
+        result("SnapKV", SnapKV(), kl=0.1, behind=ABOVE),
+        # What the table does not show is no difference.
+        result("SnapKV tuned", SnapKV(kernel_size=15), kl=0.19999, behind=ABOVE),
+        result("top-k", TopK(), kl=0.4, behind=ABOVE),
     ]
-    [_, sentence] = said(results)
-    assert "SnapKV keeps" in sentence
-    assert "top-k" not in sentence
-    assert "full's" not in sentence
+    [_, sentence] = said(judgement(tuned, default, *others))
+    assert sentence == "On these prompts SnapKV keeps the next token closer to the full cache's (KL)."
+    closer = result("paper default", DEFAULT, kl=0.15, behind=ABOVE)
+    [_, sentence] = said(judgement(tuned, closer, *others))
+    assert sentence.startswith("On these prompts the paper's default and SnapKV keep the next token closer")
 
 
 def test_another_methods_default_is_its_own() -> None:
-    results = [
-        result("tuned", SnapKV(kernel_size=15, pooling="max"), cosine=0.95),
-        result("SnapKV default", SnapKV()),
-        result("ClusterAttn", DEFAULT, kl=0.05),
-        FULL,
-    ]
-    found = said(results, searched=("kernel_size", "pooling"))
+    default = result("SnapKV default", SnapKV(), behind=ABOVE)
+    found = said(
+        judgement(
+            result("tuned", SnapKV(kernel_size=15, pooling="max"), cosine=0.95),
+            default,
+            result("ClusterAttn", DEFAULT, kl=0.05, behind=ABOVE),
+        ),
+        space=("kernel_size", "pooling"),
+    )
     assert found == [
         "Tuned (kernel_size 15, pooling max) beats SnapKV's default (kernel_size 5, pooling avg) "
-        "on cosine: 0.9500 against 0.9000, on the 8 prompts it was tuned on.",
-        "On these samples ClusterAttn keeps the next token closer to the full cache's (KL).",
+        "on cosine: 0.9500 against 0.9000, on 8 prompts not tuned on.",
+        "On these prompts ClusterAttn keeps the next token closer to the full cache's (KL).",
     ]
-    unchanged = [result("tuned", SnapKV()), *results[1:2], FULL]
-    assert said(unchanged, searched=("kernel_size",)) == [
+    assert said(judgement(result("tuned", SnapKV()), default), space=("kernel_size",)) == [
         "The search found nothing better than SnapKV's default (kernel_size 5)."
     ]
 
 
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:
-    results = [result("tuned", TopK()), result("top-k default", TopK()), FULL]
-    assert said(results, searched=()) == ["top-k has nothing to tune; the profile holds it as it is."]
+    judged = judgement(result("tuned", TopK()), result("top-k default", TopK(), behind=AROUND))
+    assert said(judged, space=()) == ["top-k has nothing to tune; the profile holds it as it is."]

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from clusterprof.methods import H2O, ClusterAttn, Full, MethodConfig, NGram, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import Baseline, Compression, Metrics, Profile
+from clusterprof.profile import Baseline, Compression, Difference, Metrics, Profile, Score
 from clusterprof.report.profiles import profile_summary, profiles_table
 from tests.profile.examples import profile
 
@@ -20,12 +20,21 @@ def carrying(method: MethodConfig, space: dict[str, Any]) -> Profile:
     return base.model_copy(update={"compression": compression, "search": search})
 
 
-def rendered(renderable: Any) -> str:
-    """What is printed, in one line without lines of the table."""
-    console = Console(file=io.StringIO(), width=200)
+def printed(renderable: Any, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
-    return " ".join(console.file.getvalue().split())
+    return console.file.getvalue()
+
+
+def rendered(renderable: Any) -> str:
+    """What is printed, in one line without lines of the table."""
+    return " ".join(printed(renderable, 200).split())
+
+
+def with_results(**changes: Any) -> Profile:
+    base = profile()
+    return base.model_copy(update={"results": base.results.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize(
@@ -60,23 +69,54 @@ def test_any_methods_profile_is_shown(
 ) -> None:
     made = carrying(method, space)
     summary, table = rendered(profile_summary(made)), rendered(profiles_table({Path("p.json"): made}))
-    assert f"method {shown} result" in summary
+    assert f"method {shown} tuning" in summary
     assert f"search {searched}" in summary
     assert f"│ {shown} │ cosine 0.9800" in table
 
 
-def test_baselines_are_shown_with_their_parameters() -> None:
-    base = profile()
+def test_the_tuned_method_and_its_baselines_are_shown_with_their_parameters() -> None:
     baselines = [Baseline(method=method, metrics=METRICS) for method in (SnapKV(), TopK(), H2O(), Full())]
-    results = base.results.model_copy(update={"baselines": tuple(baselines)})
-    shown = rendered(profile_summary(base.model_copy(update={"results": results})))
+    shown = rendered(profile_summary(with_results(baselines=tuple(baselines))))
     for row in (
-        "snapkv │ kernel_size 5, pooling avg, importance mean │ 0.9000",
-        "topk │ │ 0.9000",
-        "h2o │ recent_share 0.5 │",
+        "tuned │ 0.9800 │ 0.1250 │ 0.8750 │ 0.6250 │ │",
+        "snapkv: kernel_size 5, pooling avg, importance mean │ 0.9000",
+        "topk │ 0.9000",
+        "h2o: recent_share 0.5 │",
+        "full │ 0.9000 │ 0.1000 │ 0.7000 │ 1.5000 │ │",
     ):
         assert row in shown
-    assert "full │ │ 0.9000 │ 0.8000 │ 0.8500 │ 0.1000 │ 0.7000 │ 1.5000" in shown
+
+
+def test_the_held_out_score_stands_beside_the_tuning_one() -> None:
+    shown = rendered(profile_summary(profile()))
+    assert "2 of 10 rows and 1 held out, seed 0" in shown
+    assert "tuning cosine 0.9800 on 2 samples (95 % interval 0.9700 to 0.9900) held out nothing" in shown
+    assert "On the 2 tuning samples:" in shown
+    score = Score(objective="cosine", value=0.975, interval_95=(0.96, 0.98), samples=7)
+    shown = rendered(profile_summary(with_results(held_out=score)))
+    assert "held out cosine 0.9750 on 7 samples (95 % interval 0.9600 to 0.9800)" in shown
+    assert "On the 7 held-out samples:" in shown
+
+
+def test_each_baseline_has_its_difference_in_80_columns() -> None:
+    long = ClusterAttn(num_block=32, theta=0.00123, gap_pool=63, importance="mean")
+    sure = Difference(value=0.0123, interval_95=(0.0045, 0.0201))
+    unsure = Difference(value=-0.0123)
+    baselines = [
+        Baseline(method=long, metrics=METRICS, difference=sure),
+        Baseline(method=SnapKV(), metrics=METRICS, difference=unsure),
+        Baseline(method=Full(), metrics=METRICS),
+    ]
+    lines = printed(profile_summary(with_results(baselines=tuple(baselines))), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert "…" not in "".join(lines)
+    first, second = (i for i, cells in enumerate(table) if cells[0] in ("clusterattn:", "snapkv:"))
+    assert [cells[-1] for cells in table[first : first + 2]] == ["+0.0123", "+0.0045 to +0.0201"]
+    assert [cells[-1] for cells in table[second : second + 2]] == ["-0.0123", ""]
+    assert table[-1] == ["full", "0.9000", "0.1000", "0.7000", "1.5000", ""]
+    words = " ".join(cells[0] for cells in table[first:second])
+    assert words == "clusterattn: num_block 32, theta 0.00123, gap_pool 63, importance mean"
 
 
 def test_what_was_left_out_is_told() -> None:

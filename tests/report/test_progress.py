@@ -1,5 +1,6 @@
 import io
 import itertools
+import sys
 
 import optuna
 import pytest
@@ -7,6 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from clusterprof.data import Prompt
+from clusterprof.profile import DroppedSample
 from clusterprof.profiling.settings import TuneSettings
 from clusterprof.report.progress import TuneProgress, waiting
 
@@ -38,13 +40,13 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 
 
 def tune(progress: TuneProgress) -> None:
-    """A tune of three prompts, one of which fails, and three trials, one of which fails."""
+    """A tune of three prompts, one held out, of which one fails, and three trials, one of which fails."""
     prompts = [prompt("one", 100), prompt("two", 300), prompt("three\x1b[2J", 200)]
-    progress.prepared(prompts, 2)
+    progress.prepared(prompts[:2], prompts[2:], 2)
     progress.captured(prompts[0], 2.0, None)
     progress.captured(prompts[1], 0.0, None)
     progress.captured(prompts[2], 1.0, "out of memory")
-    progress.searching("places", STORAGE, 0, 2)
+    progress.searching(64, "clusterattn", "places", STORAGE, 0, 2)
     progress.tried(trial(0, 0.5), trial(0, 0.5))
     progress.tried(trial(1, None), trial(0, 0.5))
     progress.tried(trial(2, 0.75), trial(2, 0.75))
@@ -52,34 +54,34 @@ def tune(progress: TuneProgress) -> None:
 
 def test_a_log_has_plain_lines() -> None:
     log, file = console(terminal=False)
-    with TuneProgress(log, TuneSettings(size=64, trials=2)) as progress:
+    with TuneProgress(log, TuneSettings(sizes=(64,), trials=2)) as progress:
         tune(progress)
     lines = file.getvalue().splitlines()
     assert file.getvalue().replace("\n", "").isprintable()
     assert lines[0] == (
-        "prompts  3 longer than size 64 (100 to 300 tokens), 2 set aside because they fit in it, "
-        "0 cut to the model's context"
+        "prompts  2 longer than size 64 to tune on, 1 others to judge by (100 to 300 tokens), 2 set aside because "
+        "they fit in it, 0 cut to the model's context"
     )
     # 500 tokens to go at 100 tokens in 2 s.
     assert "Capturing 1/3  100 tokens in 2.0 s, about 10 s left" in lines
     assert "three\\x1b[2J is left out: out of memory" in lines
     assert any(line.startswith("Capturing 3/3") for line in lines)
     assert "Trial 1 failed: not finite" in lines
-    assert "Searching 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
+    assert "Searching clusterattn at 64 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
 
 
 def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
     log, file = console(terminal=False)
-    progress = TuneProgress(log, TuneSettings(size=64, method="topk", trials=50))
-    progress.searching("places", STORAGE, 0, 1)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), method="topk", trials=50))
+    progress.searching(64, "topk", "places", STORAGE, 0, 1)
     only = optuna.trial.create_trial(value=0.5)
     progress.tried(only, only)
-    assert file.getvalue().splitlines()[-1] == "Searching 1/1  best cosine 0.5000"
+    assert file.getvalue().splitlines()[-1] == "Searching topk at 64 1/1  best cosine 0.5000"
 
 
 def test_captures_beyond_the_bound_are_told() -> None:
     log, file = console(terminal=False)
-    TuneProgress(log, TuneSettings(size=64)).over_limit(8 * 10**9)
+    TuneProgress(log, TuneSettings(sizes=(64,))).over_limit(8 * 10**9)
     assert file.getvalue() == (
         "The captures of this run take more than the 8.0 GB of --capture-memory: all of them are kept while it lasts, "
         "and those of other runs are deleted.\n"
@@ -90,7 +92,7 @@ def test_slow_captures_are_told_beforehand() -> None:
     said = {}
     for method in ("clusterattn", "h2o"):
         log, file = console(terminal=False)
-        TuneProgress(log, TuneSettings(size=64, method=method)).prepared([prompt("one", 100)], 0)
+        TuneProgress(log, TuneSettings(sizes=(64,), method=method)).prepared([prompt("one", 100)], [], 0)
         said[method] = file.getvalue()
     assert "h2o needs the attention of all queries" in said["h2o"]
     assert "longer\n" not in said["clusterattn"]
@@ -98,8 +100,8 @@ def test_slow_captures_are_told_beforehand() -> None:
 
 def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
     log, file = console(terminal=False)
-    progress = TuneProgress(log, TuneSettings(size=64, window="query"))
-    progress.prepared([prompt("one", 100)], 0)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), window="query"))
+    progress.prepared([prompt("one", 100)], [], 0)
     progress.captured(prompt("one", 100), 0.0, "Its question has 70 tokens.")
     assert file.getvalue().splitlines()[-2:] == [
         "one is left out: Its question has 70 tokens.",
@@ -107,9 +109,60 @@ def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
     ]
 
 
+def test_a_prompt_that_a_size_cannot_use_is_left_out() -> None:
+    log, file = console(terminal=False)
+    sample = DroppedSample(id="one", reason="Its question has 70 tokens and leaves nothing of --size 64.")
+    TuneProgress(log, TuneSettings(sizes=(64, 128), window="query")).left_out(sample)
+    assert file.getvalue() == (
+        "one is left out: Its question has 70 tokens and leaves nothing of --size 64.\n"
+    )
+
+
+def test_the_smallest_of_several_sizes_decides_what_is_set_aside() -> None:
+    log, file = console(terminal=False)
+    TuneProgress(log, TuneSettings(sizes=(128, 64))).prepared([prompt("one", 100)], [], 1)
+    assert "1 longer than size 64 to tune on, 0 others" in file.getvalue()
+
+
+def test_every_search_is_counted_from_its_start() -> None:
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(sizes=(64, 128), trials=2))
+    for size, method in ((64, "clusterattn"), (64, "snapkv"), (128, "clusterattn")):
+        progress.searching(size, method, "places", STORAGE, 0, 2)
+        for number in range(2):
+            progress.tried(trial(number, 0.5), trial(0, 0.5))
+    ends = [line.partition("  ")[0] for line in file.getvalue().splitlines() if " 2/2" in line]
+    assert ends == [
+        "Searching clusterattn at 64 2/2", "Searching snapkv at 64 2/2", "Searching clusterattn at 128 2/2",
+    ]  # fmt: skip
+
+
+def test_a_terminal_is_free_for_the_result_of_each_size() -> None:
+    screen, file = console(terminal=True)
+    stdout = sys.stdout
+    with TuneProgress(screen, TuneSettings(sizes=(64, 128), trials=1)) as progress:
+        for size in (64, 128):
+            begun = file.tell()
+            progress.searching(size, "clusterattn", "places", STORAGE, 0, 1)
+            progress.tried(trial(0, 0.5), trial(0, 0.5))
+            progress.comparing(2)
+            progress.compared("tuned")
+            assert screen._live_stack
+            progress.compared("paper default")
+            # Else what goes to stdout would come out here.
+            assert not screen._live_stack
+            assert sys.stdout is stdout
+    # The bars of the first size are not drawn again above those of the second.
+    first, second = file.getvalue()[:begun], file.getvalue()[begun:]
+    assert ["at 64" in first, "at 128" in first] == [True, False]
+    assert ["at 64" in second, "at 128" in second] == [False, True]
+
+
 def test_names_are_escaped() -> None:
     log, file = console(terminal=False)
-    TuneProgress(log, TuneSettings(size=64)).searching("a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0, 50)
+    TuneProgress(log, TuneSettings(sizes=(64,))).searching(
+        64, "clusterattn", "a\x1b[2J\nb", "sqlite:///c\x1b[2J", 0, 50
+    )
     line = file.getvalue().splitlines()[0]
     assert line.startswith("study    a\\x1b[2J\\nb ")
     assert "sqlite:///c\\x1b[2J" in line
@@ -120,18 +173,18 @@ def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, 0.1)
     monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
     log, file = console(terminal=False)
-    progress = TuneProgress(log, TuneSettings(size=64, trials=1000))
-    progress.searching("places", STORAGE, 0, 1000)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=1000))
+    progress.searching(64, "clusterattn", "places", STORAGE, 0, 1000)
     for number in range(1000):
         progress.tried(trial(number, 0.5), trial(0, 0.5))
     lines = [line for line in file.getvalue().splitlines() if line.startswith("Searching")]
     assert 30 < len(lines) < 120
-    assert lines[-1].startswith("Searching 1000/1000")
+    assert lines[-1].startswith("Searching clusterattn at 64 1000/1000")
 
 
 def test_a_terminal_has_bars_that_end_with_the_context() -> None:
     screen, file = console(terminal=True)
-    with TuneProgress(screen, TuneSettings(size=64, trials=2)) as progress:
+    with TuneProgress(screen, TuneSettings(sizes=(64,), trials=2)) as progress:
         tune(progress)
         assert screen._live_stack
     assert not screen._live_stack
@@ -142,8 +195,8 @@ def test_a_terminal_has_bars_that_end_with_the_context() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_password_of_the_storage_is_not_shown(terminal: bool) -> None:
     out, file = console(terminal=terminal)
-    with TuneProgress(out, TuneSettings(size=64)) as progress:
-        progress.searching("places", STORAGE, 7, 50)
+    with TuneProgress(out, TuneSettings(sizes=(64,))) as progress:
+        progress.searching(64, "clusterattn", "places", STORAGE, 7, 50)
     assert (
         "study    places, 7 trials from before (watch it with `optuna-dashboard postgresql://host/db`)"
         in (file.getvalue())
@@ -155,22 +208,22 @@ def test_time_left_is_bounded_by_the_timeout(monkeypatch: pytest.MonkeyPatch) ->
     clock = iter([0.0, 10.0, 10.0])
     monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
     log, file = console(terminal=False)
-    progress = TuneProgress(log, TuneSettings(size=64, trials=50, timeout=30.0))
-    progress.searching("places", STORAGE, 0, 50)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=50, timeout=30.0))
+    progress.searching(64, "clusterattn", "places", STORAGE, 0, 50)
     progress.tried(trial(0, 0.5), trial(0, 0.5))
     assert "about 20 s left" in file.getvalue()
 
 
 def test_an_interruption_says_what_is_kept() -> None:
     log, _ = console(terminal=False)
-    progress = TuneProgress(log, TuneSettings(size=64))
+    progress = TuneProgress(log, TuneSettings(sizes=(64,)))
     assert "before a prompt was captured" in progress.interruption()
     prompts = [prompt("one", 100), prompt("two", 300)]
-    progress.prepared(prompts, 0)
+    progress.prepared(prompts[:1], prompts[1:], 0)
     progress.captured(prompts[0], 1.0, None)
     assert "1 of 2 captures are finished and kept" in progress.interruption()
-    progress.searching("places", STORAGE, 3, 50)
-    assert "the captures and 3 finished trials are kept" in progress.interruption()
+    progress.searching(64, "clusterattn", "places", STORAGE, 3, 50)
+    assert "the captures and the finished trials are kept" in progress.interruption()
     assert "run the same command again" in progress.interruption()
 
 
