@@ -59,7 +59,7 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
             run(**{"loaded": loaded, "folder": tmp_path, **one, **options})
         said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
         # Other captures may have another range of theta.
-        assert [part for part in said.split("; ") if not part.startswith("search space")] == [expected]
+        assert [part for part in said.split("; ") if not part.startswith("range of")] == [expected]
     monkeypatch.setattr(ClusterAttn, "version", 2)
     with pytest.raises(ClusterprofError, match="was made with method version 1, now 2, so"):
         run(loaded, tmp_path, **one)
