@@ -78,7 +78,8 @@ def capture_files(folder: Path) -> list[CaptureFile]:
             continue
         # Another process may be deleting, too.
         with suppress(FileNotFoundError):
-            status = path.stat()
+            # A link is somebody's own, and may lead anywhere.
+            status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 finished = path.suffix != ".tmp"
                 busy = not finished and now - status.st_mtime < _ABANDONED_S

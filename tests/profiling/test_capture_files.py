@@ -60,7 +60,12 @@ def test_only_captures_are_listed_the_oldest_first(tmp_path: Path) -> None:
     for other in ("notes.txt", f"{name[1:]}.safetensors", f"{name}.safetensors.bak", "x.tmp", f"{name}.json"):
         (tmp_path / other).write_text("somebody's own")
     (tmp_path / f"{'f' * 40}.safetensors").mkdir()
-    (tmp_path / f"{'e' * 40}.safetensors").symlink_to(tmp_path / "nowhere")
+    for letter, target in (
+        ("e", tmp_path / "nowhere"),
+        ("d", paths[0]),
+        ("c", tmp_path / f"{'c' * 40}.safetensors"),
+    ):
+        (tmp_path / f"{letter * 40}.safetensors").symlink_to(target)
     found = capture_files(tmp_path)
     assert [file.path for file in found] == [paths[1], paths[2], paths[0]]
     assert [file.used for file in found] == [100, 200, 300]
