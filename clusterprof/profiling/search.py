@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
 from clusterprof.profile.fields import without_credentials
 from clusterprof.profiling.evaluate import Evaluator
+from clusterprof.profiling.interrupt import held_back_interrupt
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.origin import FOR_PEOPLE
 from clusterprof.profiling.spaces import Point, SearchSpace
@@ -99,7 +100,7 @@ def search(
 ) -> None:
     """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
 
-    The paper's values come first.
+    The paper's values come first. Ctrl-C ends it when the trial under way is over, a second one at once.
 
     Parameters
     ----------
@@ -115,27 +116,29 @@ def search(
     study.sampler = sampler
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failures = 0
-    while len(finished(study)) < trials and sampler.has_more(study) and time.monotonic() < deadline:
-        trial = study.ask(dict(space.distributions))
-        try:
-            scores = mean_scores(evaluator.scores(space.compression(trial.params)))
-            value = _checked(scores, objective)
-        except Exception as error:
-            if not spares_the_run(error):
-                raise
-            trial.set_user_attr("error", str(error))
-            study.tell(trial, state=TrialState.FAIL)
-            sampler.failed.append(trial.params)
-            failures += 1
-            if failures >= 3 or not (finished(study) or sampler.has_more(study)):
-                which = "Three trials in a row" if failures >= 3 else "All trials"
-                raise ClusterprofError(f"{which} failed, the last one with: {error}") from error
-        else:
-            failures = 0
-            for name in DIRECTIONS:
-                trial.set_user_attr(name, scores[name])
-            study.tell(trial, value)
-        on_trial(study.get_trials(deepcopy=False)[trial.number])
+    with held_back_interrupt() as check_interrupt:
+        while len(finished(study)) < trials and sampler.has_more(study) and time.monotonic() < deadline:
+            trial = study.ask(dict(space.distributions))
+            try:
+                scores = mean_scores(evaluator.scores(space.compression(trial.params)))
+                value = _checked(scores, objective)
+            except Exception as error:
+                if not spares_the_run(error):
+                    raise
+                trial.set_user_attr("error", str(error))
+                study.tell(trial, state=TrialState.FAIL)
+                sampler.failed.append(trial.params)
+                failures += 1
+                if failures >= 3 or not (finished(study) or sampler.has_more(study)):
+                    which = "Three trials in a row" if failures >= 3 else "All trials"
+                    raise ClusterprofError(f"{which} failed, the last one with: {error}") from error
+            else:
+                failures = 0
+                for name in DIRECTIONS:
+                    trial.set_user_attr(name, scores[name])
+                study.tell(trial, value)
+            on_trial(study.get_trials(deepcopy=False)[trial.number])
+            check_interrupt()
 
 
 class _UntriedPoints(optuna.samplers.BaseSampler):

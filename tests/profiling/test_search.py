@@ -1,4 +1,5 @@
 import math
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -220,6 +221,20 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     assert len(finished(study)) == 3
     run(study, Scripted(smooth), 5)
     assert len(finished(study)) == 5
+
+
+def test_ctrl_c_waits_for_the_trial_under_way() -> None:
+    calls = iter(range(100))
+
+    def press_in_the_third(num_block: int, theta: float) -> float:
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return smooth(num_block, theta)
+
+    study = in_memory()
+    with pytest.raises(KeyboardInterrupt):
+        run(study, Scripted(press_in_the_third), 10)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
 
 
 MADE: dict[str, str | int] = {
