@@ -10,6 +10,7 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._shell import print_json
+from clusterprof.errors import ClusterprofError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,8 +87,13 @@ def clean_captures(
     freed = sum(file.bytes for file in deleted)
     if as_json:
         print_json({"files": len(found), "deleted": len(deleted), "bytes": freed})
-        return
-    typer.echo(f"deleted {len(deleted)} of {len(found)} files, {size_text(freed)} freed")
+    else:
+        typer.echo(f"deleted {len(deleted)} of {len(found)} files, {size_text(freed)} freed")
+    left = [file for file in chosen if file not in deleted and file.path.exists()]
+    if left:
+        raise ClusterprofError(
+            f"{len(left)} of {len(chosen)} files in {_folder()} could not be deleted; check who may write there."
+        )
     if model is not None and not chosen:
         say(message_console(), "See `clusterprof captures ls` for the models that there are captures of.")
 

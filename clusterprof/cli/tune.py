@@ -221,7 +221,7 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     if result.interrupted:
         say(
             console,
-            f"Interrupted: the result rests on {result.timings['trials']} finished trials; "
+            f"Interrupted: the result rests on the {result.timings['trials']:,} trials finished by then; "
             "run the same command again to go on from there.",
             style="yellow",
         )

@@ -48,8 +48,8 @@ def draw_samples(
     Raises
     ------
     DataError
-        If that is not more than a size, all prompts of the tuning sample fit in one, or a prompt's question is to be
-        its window and is not known.
+        If that is not more than a size, if all prompts of the tuning sample fit in one, or if the window is a prompt's
+        question and that is not known, or takes all of a size in every prompt.
     """
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     drawn = {row.id for row in rows}
@@ -58,7 +58,18 @@ def draw_samples(
     held_out = sample_rows(rest, samples=wanted, seed=settings.seed) if wanted and rest.rows else ()
     samples = Samples(*(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)))
     for size in settings.sizes:
-        if not samples.longer_than(size).tuning:
+        longer = samples.longer_than(size).tuning
+        if (
+            longer
+            and all((prompt.query_length or 0) >= size for prompt in longer)
+            and settings.window == "query"
+        ):
+            shortest = min(prompt.query_length or 0 for prompt in longer)
+            raise DataError(
+                f"The question of every sampled prompt of {dataset.name} takes all of --size {size} (the shortest has "
+                f"{shortest} tokens); choose a larger --size, or use --window N."
+            )
+        if not longer:
             longest = max(len(prompt.input_ids) for prompt in samples.tuning)
             raise DataError(
                 f"All {len(samples.tuning)} sampled prompts of {dataset.name} fit in --size {size} (the longest has "

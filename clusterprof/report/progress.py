@@ -56,7 +56,7 @@ class TuneProgress:
         ends = " to ".join(f"{length:,}" for length in dict.fromkeys([lengths[0], lengths[-1]]))
         say(
             self._console,
-            f"prompts  {len(tuning)} longer than size {min(self._settings.sizes)} to tune on, {len(held_out)} others "
+            f"prompts  {len(tuning)} longer than size {min(self._settings.sizes)} to tune on, {len(held_out)} "
             f"to judge by ({ends} tokens), {fitting} set aside because they fit in it, {cut} cut to the model's "
             "context",
         )

@@ -207,3 +207,15 @@ def test_torch_is_not_loaded(run: Run, folder: Path, command: list[str]) -> None
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout
     assert not {"torch", "transformers", "optuna", "datasets"} & set(done.stderr.splitlines()[-1].split())
+
+
+def test_what_cannot_be_deleted_is_an_error(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A user who may not write there; root may write everywhere.
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    finished = run("captures", "clean")
+    assert finished.code == 1
+    assert finished.out == "deleted 0 of 3 files, 0 bytes freed\n"
+    assert f"3 of 3 files in {folder} could not be deleted" in finished.err

@@ -76,7 +76,7 @@ def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, mo
     assert tuned.err.replace("\n", "").isprintable()
     for expected in (
         f"{model_folder} (LlamaForCausalLM, 2 layers, 4 query and 2 KV heads), float32 on cpu, sdpa attention",
-        "3 longer than size 48 to tune on, 0 others to judge by",
+        "3 longer than size 48 to tune on, 0 to judge by",
         "1 set aside",
         "0 cut",
         "Capturing 3/3",

@@ -170,7 +170,8 @@ def test_questions_that_all_fill_the_size_are_an_error_before_anything_runs(
     loaded: Loaded, tmp_path: Path, captured: list[object]
 ) -> None:
     with pytest.raises(
-        ClusterprofError, match=r"No sample can be used for --size 40; .*question has \d+ tokens"
+        DataError,
+        match=r"The question of every sampled prompt of .* takes all of --size 40 \(the shortest has \d+ ",
     ):
         run(loaded, tmp_path, questions(SIZE, SIZE + 5), window="query")
     assert captured == []

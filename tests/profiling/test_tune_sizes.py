@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from clusterprof.errors import ClusterprofError
+from clusterprof.errors import DataError
 from clusterprof.profile import Profile
 from clusterprof.profiling import collect
 from clusterprof.profiling.capture import Capture, capture_prompt
@@ -225,6 +225,7 @@ def test_ctrl_c_keeps_what_is_there(
     assert shown(tuned_until_interrupted(loaded, tmp_path)) == expected
 
 
-def test_a_size_without_a_usable_prompt_is_named(loaded: Loaded, tmp_path: Path) -> None:
-    with pytest.raises(ClusterprofError, match=r"No sample can be used for --size 40; .*has 4[12] tokens"):
+def test_a_size_without_a_usable_prompt_is_named_before_anything_runs(loaded: Loaded, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"takes all of --size 40 \(the shortest has 41 tokens\)"):
         run_sizes(loaded, tmp_path, questions(41, 42), sizes=(40, 50), window="query")
+    assert not (tmp_path / "captures").exists()

@@ -59,7 +59,7 @@ def test_a_log_has_plain_lines() -> None:
     lines = file.getvalue().splitlines()
     assert file.getvalue().replace("\n", "").isprintable()
     assert lines[0] == (
-        "prompts  2 longer than size 64 to tune on, 1 others to judge by (100 to 300 tokens), 2 set aside because "
+        "prompts  2 longer than size 64 to tune on, 1 to judge by (100 to 300 tokens), 2 set aside because "
         "they fit in it, 0 cut to the model's context"
     )
     # 500 tokens to go at 100 tokens in 2 s.
@@ -121,7 +121,7 @@ def test_a_prompt_that_a_size_cannot_use_is_left_out() -> None:
 def test_the_smallest_of_several_sizes_decides_what_is_set_aside() -> None:
     log, file = console(terminal=False)
     TuneProgress(log, TuneSettings(sizes=(128, 64))).prepared([prompt("one", 100)], [], 1)
-    assert "1 longer than size 64 to tune on, 0 others" in file.getvalue()
+    assert "1 longer than size 64 to tune on, 0 to judge by" in file.getvalue()
 
 
 def test_every_search_is_counted_from_its_start() -> None:
