@@ -1,9 +1,14 @@
 """Fixtures that are shared by all tests."""
 
+import signal
+
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clusterprof.models import load_model
+
+# A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

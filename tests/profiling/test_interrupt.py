@@ -15,11 +15,8 @@ def press_ctrl_c() -> None:
 
 @pytest.fixture(autouse=True)
 def handler_is_restored() -> Iterator[None]:
-    # A shell that starts the tests in the background has them ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
 
 
 def two_trials(steps: list[str], *, presses: int, asks: bool) -> None:
