@@ -30,7 +30,7 @@ from clusterprof.evaluation.tasks import Entrant, TaskMaker
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
-from clusterprof.profiling.collect import capture_and_save
+from clusterprof.profiling.collect import find_capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS
 from clusterprof.profiling.spaces import SearchSpace, search_space
@@ -81,9 +81,7 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, workload: str, count: int) -> l
 
 
 def _capture(session: Session, prompt: Prompt) -> Capture:
-    return session.captures.load(prompt.input_ids, WINDOW) or capture_and_save(
-        session.model, session.tokenizer, prompt, session.captures, window=WINDOW, accumulate=False
-    )
+    return find_capture(session.model, session.tokenizer, prompt, session.captures, window=WINDOW)
 
 
 def _points(space: SearchSpace, count: int) -> list[Compression]:

@@ -12,7 +12,7 @@ from clusterprof.data import build_prompt, load_dataset, sample_rows
 from clusterprof.methods import ClusterAttn, MethodConfig, TopK
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
-from clusterprof.profiling.collect import capture_and_save
+from clusterprof.profiling.collect import find_capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import mean_scores
 from clusterprof.profiling.origin import Origin
@@ -59,15 +59,7 @@ def _evaluator(samples: int) -> Evaluator:
     captures = []
     for row in sample_rows(load_dataset("needle", tokenizer=tokenizer), samples=samples):
         prompt = build_prompt(row, tokenizer, max_tokens=8000)
-        capture = store.load(prompt.input_ids, WINDOW) or capture_and_save(
-            model,
-            tokenizer,
-            prompt,
-            store,
-            window=WINDOW,
-            accumulate=False,
-        )
-        captures.append(capture)
+        captures.append(find_capture(model, tokenizer, prompt, store, window=WINDOW))
     return Evaluator(model, captures)
 
 

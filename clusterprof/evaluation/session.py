@@ -15,7 +15,7 @@ from clusterprof.errors import CompressionError
 from clusterprof.evaluation.decode import greedy
 from clusterprof.evaluation.tasks import Entrant, Task, window_of
 from clusterprof.profiling.capture import Capture, end_tokens
-from clusterprof.profiling.collect import capture_and_save
+from clusterprof.profiling.collect import find_capture
 from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.prefill import next_token_log_probs, prefill_prompt
 from clusterprof.profiling.store import CaptureStore
@@ -112,16 +112,8 @@ class Session:
             raise CompressionError(
                 f"The prompt has {len(task.prompt.input_ids)} tokens, and must be longer than the window of {window}."
             )
-        capture = self.captures.load(task.prompt.input_ids, window, accumulated=accumulate)
-        if capture is not None:
-            return capture
-        return capture_and_save(
-            self.model,
-            self.tokenizer,
-            task.prompt,
-            self.captures,
-            window=window,
-            accumulate=accumulate,
+        return find_capture(
+            self.model, self.tokenizer, task.prompt, self.captures, window=window, accumulate=accumulate
         )
 
     def by_window(self, task: Task, entering: Sequence[Entrant]) -> Iterator[tuple[Capture, list[Entrant]]]:

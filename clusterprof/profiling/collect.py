@@ -97,6 +97,21 @@ def capture_all(
     return result
 
 
+def find_capture(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Prompt,
+    store: CaptureStore,
+    *,
+    window: int,
+    accumulate: bool = False,
+) -> Capture:
+    """A prompt's capture from the store, or made now and kept there; raises as :func:`capture_and_save`."""
+    return store.load(prompt.input_ids, window, accumulated=accumulate) or capture_and_save(
+        model, tokenizer, prompt, store, window=window, accumulate=accumulate
+    )
+
+
 def capture_and_save(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",

@@ -59,21 +59,17 @@ def draw_samples(
     samples = Samples(*(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)))
     for size in settings.sizes:
         longer = samples.longer_than(size).tuning
-        if (
-            longer
-            and all((prompt.query_length or 0) >= size for prompt in longer)
-            and settings.window == "query"
-        ):
-            shortest = min(prompt.query_length or 0 for prompt in longer)
-            raise DataError(
-                f"The question of every sampled prompt of {dataset.name} takes all of --size {size} (the shortest has "
-                f"{shortest} tokens); choose a larger --size, or use --window N."
-            )
         if not longer:
             longest = max(len(prompt.input_ids) for prompt in samples.tuning)
             raise DataError(
                 f"All {len(samples.tuning)} sampled prompts of {dataset.name} fit in --size {size} (the longest has "
                 f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+            )
+        shortest = min(prompt.query_length or 0 for prompt in longer)
+        if settings.window == "query" and shortest >= size:
+            raise DataError(
+                f"The question of every sampled prompt of {dataset.name} takes all of --size {size} (the shortest has "
+                f"{shortest} tokens); choose a larger --size, or use --window N."
             )
     return samples
 
