@@ -32,6 +32,17 @@ def test_snapkv_pools_and_takes_the_highest(
     assert kept == select_snapkv(importance[0, 0].tolist(), budget, kernel_size, pooling)
 
 
+@any_input
+@given(peak=exact_importances(), kernel_size=odd(63), pooling=poolings, data=st.data())
+def test_snapkv_may_go_by_the_highest_attention_alone(
+    peak: Tensor, kernel_size: int, pooling: Pooling, data: st.DataObject
+) -> None:
+    budget = data.draw(st.integers(1, peak.shape[-1]))
+    method = SnapKV(kernel_size=kernel_size, pooling=pooling, importance="max")
+    kept = method.select(Observation(peak.flip(-1), 4, peak=peak), budget)[0, 0].tolist()
+    assert kept == select_snapkv(peak[0, 0].tolist(), budget, kernel_size, pooling)
+
+
 @pytest.mark.parametrize(
     ("pooling", "budget", "expected"),
     [

@@ -1,12 +1,19 @@
 """What the context does to a prompt, beyond the rows of test_cases.py."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from clusterprof import Profile, compress
 from clusterprof.errors import ProfileError
+from clusterprof.methods import SnapKV
+from clusterprof.profile import Compression
+from clusterprof.runtime.selection import kept_positions
 from tests.profile.examples import document
+from tests.profiling.subjects import capture
 from tests.runtime.subjects import (
     TINY,
     Subject,
@@ -17,7 +24,7 @@ from tests.runtime.subjects import (
     stored_lengths,
     tiny_subject,
 )
-from tests.tiny import tiny_llama
+from tests.tiny import tiny_llama, tiny_qwen3
 
 
 def test_compression_changes_something_here(tiny: Subject) -> None:
@@ -31,6 +38,35 @@ def test_compression_changes_something_here(tiny: Subject) -> None:
         forward(tiny.model, token, cache=plain).logits - forward(tiny.model, token, cache=compressed).logits
     )
     assert difference.abs().max() > 0.01
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3])
+def test_the_highest_attention_of_the_window_may_decide(
+    build: Callable[..., PreTrainedModel], kept_sets: list[Tensor]
+) -> None:
+    model, prompt = build(eos_token_id=None), random_stream()[None, :60]
+    model.set_attn_implementation("eager")
+    weights = model(prompt, output_attentions=True).attentions
+    # Window queries and the query heads of a KV head together: (kv_heads, prefix).
+    heads = model.config.num_key_value_heads
+    highest = [layer[0, :, -8:, :52].reshape(heads, -1, 52).amax(dim=1) for layer in weights]
+    by_mean = [layer[0, :, -8:, :52].reshape(heads, -1, 52).mean(dim=1) for layer in weights]
+
+    compression = Compression(size=24, window=8, method=SnapKV(kernel_size=1, importance="max"))
+    with compress(model, compression):
+        forward(model, prompt)
+    observation = capture(model, prompt).observation
+    captured = kept_positions(compression.method, observation, 24)
+    for kept, ours, peaks in zip(kept_sets, captured, highest, strict=True):
+        best = peaks.topk(16).indices.sort().values
+        assert torch.equal(kept[0, :, :16], best)
+        assert torch.equal(ours[:, :16], best)
+    # Otherwise the mean would do as well.
+    assert any(
+        not torch.equal(mean.topk(16).indices.sort().values, peaks.topk(16).indices.sort().values)
+        for mean, peaks in zip(by_mean, highest, strict=True)
+    )
 
 
 def test_rows_of_a_batch_keep_all_their_tokens_while_these_fit(kept_sets: list[Tensor]) -> None:
