@@ -229,6 +229,13 @@ Objective = Annotated[
     Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"],
     typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
 ]
+Sampler = Annotated[
+    Literal["tpe", "gp", "grid"],
+    typer.Option(
+        help="How the search chooses what to try: two of Optuna's samplers, or points at even distances.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 Trials = Annotated[
     int,
     typer.Option(

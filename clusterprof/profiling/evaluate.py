@@ -39,9 +39,10 @@ class Evaluator:
         CompressionError
             If a replay's result is not finite.
         """
-        return [self._sample_scores(i, compression) for i in range(len(self.captures))]
+        return [self.sample_scores(i, compression) for i in range(len(self.captures))]
 
-    def _sample_scores(self, i: int, compression: Compression) -> Scores:
+    def sample_scores(self, i: int, compression: Compression) -> Scores:
+        """Of one capture; raises as :meth:`scores`."""
         kept = kept_positions(compression.method, self.captures[i].observation, compression.size)
         key = kept.to(torch.int32).numpy().tobytes()
         if key not in self._known[i]:

@@ -2,26 +2,35 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import wilcoxon
 
 from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
+from clusterprof.profile import Compression
 from clusterprof.profile.fields import without_credentials
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.interrupt import held_back_interrupt
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.origin import FOR_PEOPLE
+from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import Point, SearchSpace
+
+# Candidates that are tried together.
+_ROUND = 4
+# Below this probability of as large a difference by chance, a candidate is given up.
+_SHOWN_WORSE = 0.1
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
-    """Trials that have a value."""
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    """Trials that were evaluated: on all samples, or until it was shown that they are not the best."""
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
 
 def open_study(
@@ -87,76 +96,172 @@ def what_differs(known: Mapping[str, object], now: Mapping[str, str | int]) -> l
     return differences
 
 
+def points_to_try(
+    space: SearchSpace, sampler: SamplerName, trials: int, start: Point | None
+) -> list[Point] | None:
+    """All points that a search may try, or None if there are infinitely many; arguments as for :func:`search`."""
+    if sampler != "grid":
+        return space.points()
+    first = [space.first] if start is None else [space.first, start]
+    grid = space.grid(max(1, trials - len(first)))
+    return [*first, *(point for point in grid if point not in first)]
+
+
 def search(
     study: optuna.Study,
     evaluator: Evaluator,
     space: SearchSpace,
     *,
+    sampler: SamplerName,
     objective: ObjectiveName,
     trials: int,
     timeout: float | None,
     seed: int,
     on_trial: Callable[[FrozenTrial], None],
+    start: Point | None = None,
 ) -> None:
     """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
 
-    The paper's values come first. Ctrl-C ends it when the trial under way is over, a second one at once.
+    The paper's values come first, then ``start``. Candidates are tried in rounds, so that a capture is read once for
+    all of a round. One that the samples so far show to be behind the best is given up; its trial is pruned. Ctrl-C
+    ends the search when the round under way is over, a second one at once.
 
     Parameters
     ----------
+    sampler : str
+        "tpe", "gp" (Gaussian process) or "grid", which tries ``trials`` points at even distances in random order.
     trials : int
         Finished trials of the study in the end, those of earlier runs included.
     timeout : float, optional
-        Seconds after which no new trial starts.
+        Seconds after which no new round starts.
     on_trial : callable
         Called after each trial, finished or failed.
     """
-    _enqueue(study, space.first)
-    sampler = _UntriedPoints(space, seed)
-    study.sampler = sampler
+    points = points_to_try(space, sampler, trials, start)
+    for point in (space.first, start):
+        if point is not None:
+            _enqueue(study, point)
+    choice = _Sampler(space, sampler, points, seed)
+    study.sampler = choice
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    failures = 0
+    failures: list[Exception] = []
     with held_back_interrupt() as check_interrupt:
-        while len(finished(study)) < trials and sampler.has_more(study) and time.monotonic() < deadline:
-            trial = study.ask(dict(space.distributions))
-            try:
-                scores = mean_scores(evaluator.scores(space.compression(trial.params)))
-                value = _checked(scores, objective)
-            except Exception as error:
-                if not spares_the_run(error):
-                    raise
-                trial.set_user_attr("error", str(error))
-                study.tell(trial, state=TrialState.FAIL)
-                sampler.failed.append(trial.params)
-                failures += 1
-                if failures >= 3 or not (finished(study) or sampler.has_more(study)):
-                    which = "Three trials in a row" if failures >= 3 else "All trials"
-                    raise ClusterprofError(f"{which} failed, the last one with: {error}") from error
-            else:
-                failures = 0
-                for name in DIRECTIONS:
-                    trial.set_user_attr(name, scores[name])
-                study.tell(trial, value)
-            on_trial(study.get_trials(deepcopy=False)[trial.number])
+        while time.monotonic() < deadline:
+            candidates: list[_Candidate] = []
+            while len(candidates) < min(_ROUND, trials - len(finished(study))) and choice.has_more(study):
+                trial = study.ask(dict(space.distributions))
+                choice.asked.append(trial.params)
+                candidates.append(_Candidate(trial, space.compression(trial.params)))
+            if not candidates:
+                return
+            # Optuna's GP learns nothing from a trial that was pruned, and would try the same again.
+            best = None if sampler == "gp" else _best(study)
+            _evaluate(candidates, evaluator, objective, best)
+            for candidate in candidates:
+                candidate.tell(study, objective)
+                failures = [*failures, candidate.error] if candidate.error else []
+                on_trial(study.get_trials(deepcopy=False)[candidate.trial.number])
+            if len(failures) >= 3 or (failures and not (finished(study) or choice.has_more(study))):
+                which = "All trials" if not finished(study) else f"{len(failures)} trials in a row"
+                raise ClusterprofError(f"{which} failed, the last one with: {failures[-1]}") from failures[-1]
             check_interrupt()
 
 
-class _UntriedPoints(optuna.samplers.BaseSampler):
-    """TPE that, where a space has finitely many points, tries each of them at most once.
+@dataclass
+class _Candidate:
+    """A point that is being tried.
+
+    Attributes
+    ----------
+    scores : list of Scores
+        Of the samples so far.
+    given_up : bool
+        They show that it is not the best.
+    error : Exception, optional
+        What ended it.
+    """
+
+    trial: optuna.Trial
+    compression: Compression
+    scores: list[Scores] = field(default_factory=list)
+    given_up: bool = False
+    error: Exception | None = None
+
+    def tell(self, study: optuna.Study, objective: ObjectiveName) -> None:
+        """Tell the study what came of it."""
+        if self.error is not None:
+            self.trial.set_user_attr("error", str(self.error))
+            study.tell(self.trial, state=TrialState.FAIL)
+            return
+        for step, scores in enumerate(self.scores):
+            self.trial.report(scores[objective], step)
+        if self.given_up:
+            study.tell(self.trial, state=TrialState.PRUNED)
+            return
+        mean = mean_scores(self.scores)
+        for name in DIRECTIONS:
+            self.trial.set_user_attr(name, mean[name])
+        study.tell(self.trial, mean[objective])
+
+
+def _evaluate(
+    candidates: Sequence[_Candidate],
+    evaluator: Evaluator,
+    objective: ObjectiveName,
+    best: Sequence[float] | None,
+) -> None:
+    for i in range(len(evaluator.captures)):
+        for candidate in candidates:
+            if candidate.given_up or candidate.error is not None:
+                continue
+            try:
+                candidate.scores.append(
+                    _checked(evaluator.sample_scores(i, candidate.compression), objective)
+                )
+            except Exception as error:
+                if not spares_the_run(error):
+                    raise
+                candidate.error = error
+                continue
+            if best is not None and i + 1 < len(evaluator.captures):
+                values = [scores[objective] for scores in candidate.scores]
+                candidate.given_up = _is_behind(values, best, objective)
+
+
+def _best(study: optuna.Study) -> list[float] | None:
+    """The best trial's value on each sample."""
+    if not finished(study):
+        return None
+    values = study.best_trial.intermediate_values
+    return [values[step] for step in sorted(values)]
+
+
+def _is_behind(values: Sequence[float], best: Sequence[float], objective: ObjectiveName) -> bool:
+    """Whether paired samples show that values are worse than the best's (Wilcoxon's signed-rank test)."""
+    # Optuna's WilcoxonPruner does not prune where the samples so far are easier than the rest.
+    differences = np.subtract(values, best[: len(values)])
+    worse: Literal["less", "greater"] = "less" if DIRECTIONS[objective] == "maximize" else "greater"
+    if len(values) < 2 or not differences.any():
+        return False
+    return bool(wilcoxon(differences, alternative=worse, zero_method="zsplit").pvalue < _SHOWN_WORSE)
+
+
+class _Sampler(optuna.samplers.BaseSampler):
+    """TPE, GP or a grid; where there are finitely many points, each of them is tried at most once.
 
     TPE alone repeats itself there: of 50 draws from 64 points, a third to a half had been drawn before. Every trial
     draws from a seed of its own, so neither a resumed search nor one that joins it repeats a draw.
 
     Attributes
     ----------
-    failed : list of dict
-        Points that this run cannot evaluate; a later one tries them again.
+    asked : list of dict
+        Points of this run; those that failed are tried again by a later one.
     """
 
-    def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._space, self._points, self._seed = space, space.points(), seed
-        self._tpe: optuna.samplers.TPESampler
-        self.failed: list[Point] = []
+    def __init__(self, space: SearchSpace, name: SamplerName, points: list[Point] | None, seed: int) -> None:
+        self._space, self._name, self._points, self._seed = space, name, points, seed
+        self._inner: optuna.samplers.BaseSampler
+        self.asked: list[Point] = []
 
     def has_more(self, study: optuna.Study) -> bool:
         """Whether there is a point left to try."""
@@ -165,35 +270,44 @@ class _UntriedPoints(optuna.samplers.BaseSampler):
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Start the random numbers of this trial."""
         (seed,) = np.random.SeedSequence((self._seed, trial.number)).generate_state(1)
-        self._tpe = optuna.samplers.TPESampler(seed=int(seed))
+        if self._name == "gp":
+            self._inner = optuna.samplers.GPSampler(seed=int(seed))
+        else:
+            self._inner = optuna.samplers.TPESampler(seed=int(seed))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """What TPE proposes."""
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        """What the sampler proposes for one parameter."""
+        return self._inner.sample_independent(study, trial, param_name, param_distribution)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Sample all parameters of a point together, if there are finitely many."""
-        return {} if self._points is None else dict(self._space.distributions)
+        if self._points is None:
+            return self._inner.infer_relative_search_space(study, trial)
+        return dict(self._space.distributions)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Point:
-        """The point that TPE proposes, or the nearest one that was not tried."""
+        """The point that the sampler proposes, or the nearest one that was not tried."""
         if self._points is None:
-            return {}
-        proposed = {
-            name: self.sample_independent(study, trial, name, distribution)
-            for name, distribution in search_space.items()
-        }
+            return self._inner.sample_relative(study, trial, search_space)
+        untried = self._untried(study)
+        if self._name == "grid":
+            place = int(np.random.default_rng((self._seed, trial.number)).integers(max(1, len(untried))))
+            return self._points[untried[place] if untried else 0]
+        proposed = self._inner.sample_relative(study, trial, search_space)
+        for name, distribution in search_space.items():
+            if name not in proposed:
+                proposed[name] = self.sample_independent(study, trial, name, distribution)
         wanted = self._points.index(proposed)
-        return self._points[min(self._untried(study), key=lambda i: abs(i - wanted), default=wanted)]
+        return self._points[min(untried, key=lambda i: abs(i - wanted), default=wanted)]
 
     def _untried(self, study: optuna.Study) -> list[int]:
-        tried = [trial.params for trial in finished(study)] + self.failed
+        tried = [trial.params for trial in finished(study)] + self.asked
         return [i for i, point in enumerate(self._points or []) if point not in tried]
 
 
@@ -209,9 +323,8 @@ def _enqueue(study: optuna.Study, point: Point) -> None:
         study.enqueue_trial(point)
 
 
-def _checked(scores: Scores, objective: ObjectiveName) -> float:
-    value = scores[objective]
+def _checked(scores: Scores, objective: ObjectiveName) -> Scores:
     # Optuna would make +inf the best trial.
-    if not math.isfinite(value):
-        raise CompressionError(f"The objective {objective} is {value}.")
-    return value
+    if not math.isfinite(scores[objective]):
+        raise CompressionError(f"The objective {objective} is {scores[objective]}.")
+    return scores

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from clusterprof.profile import Window
 from clusterprof.profiling.capture_files import LIMIT_BYTES
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from clusterprof.data import Prompt
     from clusterprof.profile import DroppedSample
+
+SamplerName = Literal["tpe", "gp", "grid"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class TuneSettings:
         Length of the observation window, in tokens, or each prompt's own question.
     decode_tokens : int
         Decoded tokens per sample, at most.
+    sampler : str
+        See :func:`clusterprof.profiling.search.search`.
     trials : int
         Finished trials each study shall have in the end; fewer if the method has no more points to try.
     timeout : float, optional
@@ -49,6 +53,7 @@ class TuneSettings:
     method: str = "clusterattn"
     window: Window = 32
     decode_tokens: int = 64
+    sampler: SamplerName = "tpe"
     trials: int = 50
     timeout: float | None = None
     fraction: float = 0.2

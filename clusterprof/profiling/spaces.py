@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from clusterprof.methods import ClusterAttn, MethodConfig, StreamingLLM, default_method
+from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, default_method
 from clusterprof.profile import Compression, Range, Window
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import ObjectiveName
@@ -67,6 +67,16 @@ class SearchSpace:
         """The default's point."""
         return {name: getattr(self.default, name) for name in self.distributions}
 
+    def like(self, other: MethodConfig) -> Point | None:
+        """The point that chooses nearly as another method does, if this one can: a good place to begin at."""
+        if not (isinstance(self.default, ClusterAttn) and isinstance(other, SnapKV)):
+            return None
+        # Above nearly every centre a head is one gap, and that is filled as SnapKV with average pooling does it.
+        theta = self.distributions["theta"]
+        assert isinstance(theta, FloatDistribution)
+        point = {"theta": theta.high, "gap_pool": other.kernel_size, "importance": other.importance}
+        return {**self.first, **{name: value for name, value in point.items() if name in self.distributions}}
+
     def compression(self, point: Mapping[str, Any]) -> Compression:
         """The candidate at a point."""
         method = type(self.default)(**{**self.default.model_dump(), **point})
@@ -74,14 +84,25 @@ class SearchSpace:
 
     def points(self) -> list[Point] | None:
         """All points, neighbours beside each other, or None where a parameter is continuous."""
-        axes: list[Sequence[Any]] = []
-        for distribution in self.distributions.values():
-            if isinstance(distribution, IntDistribution):
-                axes.append(range(distribution.low, distribution.high + 1, distribution.step))
-            elif isinstance(distribution, CategoricalDistribution):
-                axes.append(distribution.choices)
-            else:
-                return None
+        axes = list(map(_values, self.distributions.values()))
+        finite = [axis for axis in axes if axis is not None]
+        return self._product(finite) if len(finite) == len(axes) else None
+
+    def grid(self, most: int) -> list[Point]:
+        """Points at even distances, at most ``most`` if a grid can be that small; as fine along each parameter."""
+        steps = dict.fromkeys(self.distributions, 1)
+        axes = {name: _spread(each, 1) for name, each in self.distributions.items()}
+        refined = True
+        while refined:
+            refined = False
+            for name, distribution in self.distributions.items():
+                finer = {**axes, name: _spread(distribution, steps[name] + 1)}
+                if len(finer[name]) > len(axes[name]) and math.prod(map(len, finer.values())) <= most:
+                    steps[name] += 1
+                    axes, refined = finer, True
+        return self._product(axes.values())
+
+    def _product(self, axes: Iterable[Sequence[Any]]) -> list[Point]:
         return [dict(zip(self.distributions, point, strict=True)) for point in itertools.product(*axes)]
 
     def ranges(self) -> dict[str, Range]:
@@ -157,6 +178,30 @@ def _most_initial_tokens(captures: Sequence[Capture], size: int) -> int:
     """As many as leave one token of the smallest budget to the recent ones, but not fewer than the default."""
     budget = size - max(capture.window for capture in captures)
     return min(_MOST_INITIAL_TOKENS, max(StreamingLLM().initial_tokens, budget - 1))
+
+
+def _values(distribution: BaseDistribution) -> Sequence[Any] | None:
+    """All values, or None if there are infinitely many."""
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1, distribution.step)
+    return distribution.choices if isinstance(distribution, CategoricalDistribution) else None
+
+
+def _spread(distribution: BaseDistribution, count: int) -> Sequence[Any]:
+    """So many values at even distances, both ends among them; fewer of integers, and all of what has no order."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    space = np.geomspace if distribution.log else np.linspace
+    values = (
+        space(distribution.low, distribution.high, count + 2)[1:-1]
+        if count == 1
+        else space(distribution.low, distribution.high, count)
+    )
+    if isinstance(distribution, FloatDistribution):
+        return [float(value) for value in values.clip(distribution.low, distribution.high)]
+    low, step = distribution.low, distribution.step
+    return sorted({low + step * round((value - low) / step) for value in values.tolist()})
 
 
 def _range(distribution: BaseDistribution) -> Range:

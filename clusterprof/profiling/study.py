@@ -68,6 +68,7 @@ class Studies:
             "size": space.size,
             "window": space.window,
             "objective": self.settings.objective,
+            "sampler": self.settings.sampler,
             "seed": self.settings.seed,
             "prompts": hash_text(repr([(prompt.input_ids, prompt.query_length) for prompt in prompts])),
             **{f"range_of_{name}": json.dumps(ends) for name, ends in space.ranges().items()},

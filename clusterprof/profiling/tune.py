@@ -18,7 +18,7 @@ from clusterprof.profiling.judge import Judgement, judge
 from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.record import dataset_record, environment_record, results_record
 from clusterprof.profiling.samples import Samples, draw_samples
-from clusterprof.profiling.search import finished, search
+from clusterprof.profiling.search import finished, points_to_try, search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.spaces import SearchSpace, search_space
 from clusterprof.profiling.store import CaptureStore
@@ -44,10 +44,9 @@ class TuneResult:
         prompts that judged the result, 0 if it was judged on those it was tuned on.
     timings : dict of str to float
         Seconds of capture (shared by all sizes) and of search and judging, finished trials of the method, and
-        replays of its and SnapKV's search.
+        replays of its and SnapKV's search, each of one sample.
     interrupted : bool
-        A search was stopped by Ctrl-C; the result rests on the trials finished until then, and SnapKV tuned takes
-        no part.
+        The search was stopped by Ctrl-C; the result rests on the trials finished until then.
     """
 
     profile: Profile
@@ -162,8 +161,8 @@ class _Tuner:
             )
         started = time.monotonic()
         evaluator = Evaluator(self.model, tuning.captures)
-        found = self._find(self.settings.method, size, tuning, evaluator)
-        rival, interrupted = self._rival(found, tuning, evaluator)
+        rival = self._rival(size, tuning, evaluator)
+        found = self._find(self.settings.method, size, tuning, evaluator, rival)
         judgement = judge(
             Evaluator(self.model, held_out.captures) if held_out.captures else evaluator,
             found.best,
@@ -204,27 +203,41 @@ class _Tuner:
                 "trials": trials,
                 "replays": evaluator.replays,
             },
-            interrupted=interrupted,
+            interrupted=found.interrupted,
         )
 
-    def _rival(
-        self, found: _Found, tuning: Captured, evaluator: Evaluator
-    ) -> tuple[MethodConfig | None, bool]:
-        """SnapKV as the same search finds it, and whether Ctrl-C came in between."""
-        if found.interrupted or self.settings.method == _RIVAL:
-            return None, found.interrupted
-        try:
-            rival = self._find(_RIVAL, found.best.size, tuning, evaluator)
-        except KeyboardInterrupt:
-            return None, True
-        return (None, True) if rival.interrupted else (rival.best.method, False)
+    def _rival(self, size: int, tuning: Captured, evaluator: Evaluator) -> MethodConfig | None:
+        """SnapKV as the same search finds it; None if it is what is tuned.
 
-    def _find(self, method: str, size: int, tuning: Captured, evaluator: Evaluator) -> _Found:
-        """Search a method's parameters, and say whether Ctrl-C ended it; what was finished by then counts."""
+        Raises
+        ------
+        KeyboardInterrupt
+            If Ctrl-C came: its trials are kept, and there is nothing to tell of the method itself yet.
+        """
+        if self.settings.method == _RIVAL:
+            return None
+        rival = self._find(_RIVAL, size, tuning, evaluator)
+        if rival.interrupted:
+            raise KeyboardInterrupt
+        return rival.best.method
+
+    def _find(
+        self,
+        method: str,
+        size: int,
+        tuning: Captured,
+        evaluator: Evaluator,
+        rival: MethodConfig | None = None,
+    ) -> _Found:
+        """Search a method's parameters, and say whether Ctrl-C ended it; what was finished by then counts.
+
+        Where the method can do what its rival does, the search begins there.
+        """
         settings = self.settings
         space = search_space(method, tuning.captures, size, settings.window, settings.objective)
         study = self.studies.open(space, tuning.prompts)
-        points = space.points()
+        start = None if rival is None else space.like(rival)
+        points = points_to_try(space, settings.sampler, settings.trials, start)
         self.listener.searching(
             size,
             method,
@@ -239,10 +252,12 @@ class _Tuner:
                 study,
                 evaluator,
                 space,
+                sampler=settings.sampler,
                 objective=settings.objective,
                 trials=settings.trials,
                 timeout=settings.timeout,
                 seed=settings.seed,
+                start=start,
                 on_trial=lambda trial: self.listener.tried(
                     trial, study.best_trial if finished(study) else None
                 ),
@@ -261,7 +276,7 @@ class _Tuner:
         self, found: _Found, trials: int, duration_s: float, tuning: Captured, held_out: Captured
     ) -> Search:
         return Search(
-            sampler="tpe" if found.space.distributions else "none",
+            sampler=self.settings.sampler if found.space.distributions else "none",
             trials=trials,
             seed=self.settings.seed,
             study=found.study.study_name,

@@ -14,6 +14,7 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import Scores
 from clusterprof.profiling.search import finished, search
+from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import SearchSpace
 
 NGRAM: dict[str, BaseDistribution] = {"n": IntDistribution(1, 4)}
@@ -28,12 +29,12 @@ class Scripted(Evaluator):
 
     def __init__(self, value: Callable[[Any], float]) -> None:
         self.value = value
+        self.captures: Any = [None]
         self.asked: list[MethodConfig] = []
 
-    def scores(self, compression: Compression) -> list[Scores]:
+    def sample_scores(self, i: int, compression: Compression) -> Scores:
         self.asked.append(compression.method)
-        value = self.value(compression.method)
-        return [Scores(value, 0.2, 0.3, 0.3, 0.4, 0.5)]
+        return Scores(self.value(compression.method), 0.2, 0.3, 0.3, 0.4, 0.5)
 
 
 def run(
@@ -44,6 +45,7 @@ def run(
     *,
     study: optuna.Study | None = None,
     seed: int = 0,
+    sampler: SamplerName = "tpe",
 ) -> tuple[optuna.Study, list[MethodConfig]]:
     study = study or optuna.create_study(direction="maximize")
     evaluator = Scripted(value)
@@ -52,6 +54,7 @@ def run(
         study,
         evaluator,
         SearchSpace(default, 256, 32, distributions),
+        sampler=sampler,
         objective="cosine",
         trials=trials,
         timeout=None,
@@ -148,21 +151,21 @@ def test_when_every_point_fails_the_reason_is_told() -> None:
     with pytest.raises(ClusterprofError, match="All trials failed, the last one with: it is not finite"):
         run(TopK(), {}, fail, 50, study=study)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL]
-    with pytest.raises(ClusterprofError, match="Three trials in a row failed"):
+    with pytest.raises(ClusterprofError, match="All trials failed, the last one with: it is not finite"):
         run(NGram(), NGRAM, fail, 50)
 
 
 def test_another_process_takes_part() -> None:
     study = optuna.create_study(direction="maximize")
 
-    def other_process(method: NGram) -> float:
-        # It finishes each point that this one is just at.
-        study.add_trial(optuna.trial.create_trial(value=0.1, params={"n": method.n}, distributions=NGRAM))
+    def other_process(method: SnapKV) -> float:
+        # It finishes the next point whenever this one is at a point.
+        params = {"kernel_size": 64 - method.kernel_size, "pooling": method.pooling}
+        study.add_trial(optuna.trial.create_trial(value=0.1, params=params, distributions=SNAPKV))
         return 0.5
 
-    _, asked = run(NGram(), NGRAM, other_process, 4, study=study)
-    assert len(finished(study)) == 4
-    assert len(asked) == 2
-    _, asked = run(NGram(), NGRAM, lambda method: 0.5, 50, study=study)
-    assert len(asked) == 2
-    assert {trial.params["n"] for trial in finished(study)} == {1, 2, 3, 4}
+    _, asked = run(SnapKV(), SNAPKV, other_process, 8, study=study)
+    assert (len(asked), len(finished(study))) == (4, 8)
+    _, rest = run(SnapKV(), SNAPKV, bumpy, 100, study=study)
+    assert len({*asked, *rest}) == len(asked) + len(rest)
+    assert len({tuple(trial.params.values()) for trial in finished(study)}) == 64

@@ -77,6 +77,7 @@ def test_search_finds_at_least_the_paper_default(real_model: RealModel, found: C
         study,
         evaluator,
         space,
+        sampler="tpe",
         objective="cosine",
         trials=5,
         timeout=None,

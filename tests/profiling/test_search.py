@@ -2,7 +2,7 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import optuna
 import pytest
@@ -16,6 +16,7 @@ from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
 from clusterprof.profiling.search import finished, open_study, search, what_differs
+from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import SearchSpace
 
 Point = tuple[int, float]
@@ -32,19 +33,28 @@ DEFAULT = (8, 2e-3)
 
 
 class Scripted(Evaluator):
-    """Scores a point by a function, for two samples whose mean is the function's value."""
+    """Scores a point by a function, plus what each sample adds to it."""
 
-    def __init__(self, value: Callable[[int, float], float]) -> None:
-        self.value = value
+    def __init__(
+        self, value: Callable[[int, float], float], *, samples: Sequence[float] = (-0.125, 0.125)
+    ) -> None:
+        self.value, self.samples = value, samples
+        self.captures: Any = samples
         self.asked: list[Point] = []
+        self.evaluated: list[tuple[int, Point]] = []
+        self.values: dict[Point, float] = {}
 
-    def scores(self, compression: Compression) -> list[Scores]:
+    def sample_scores(self, i: int, compression: Compression) -> Scores:
         method = compression.method
         assert isinstance(method, ClusterAttn)
         assert (compression.size, compression.window) == (256, 32)
-        self.asked.append((method.num_block, method.theta))
-        value = self.value(method.num_block, method.theta)
-        return [Scores(value - d, 0.2, 0.3, value - d, 0.4, 0.5) for d in (-0.125, 0.125)]
+        point = (method.num_block, method.theta)
+        if i == 0:
+            self.asked.append(point)
+            self.values[point] = self.value(*point)
+        self.evaluated.append((i, point))
+        value = self.values[point] + self.samples[i]
+        return Scores(value, 0.2, 0.3, value, 0.4, 0.5)
 
 
 def smooth(num_block: int, theta: float) -> float:
@@ -64,17 +74,21 @@ def run(
     objective: ObjectiveName = "cosine",
     timeout: float | None = None,
     seed: int = 0,
+    sampler: SamplerName = "tpe",
+    **options: Any,
 ) -> list[FrozenTrial]:
     told: list[FrozenTrial] = []
     search(
         study,
         evaluator,
         SPACE,
+        sampler=sampler,
         objective=objective,
         trials=trials,
         timeout=timeout,
         seed=seed,
         on_trial=told.append,
+        **options,
     )
     return told
 
@@ -191,14 +205,15 @@ def test_a_failed_trial_is_told_and_the_search_goes_on(error: Exception) -> None
     assert study.best_trial in finished(study)
 
 
-def test_three_failures_in_a_row_stop_the_search() -> None:
+def test_failures_in_a_row_stop_the_search() -> None:
     study = in_memory()
     evaluator = Scripted(fail_if(lambda call: call >= 2, CompressionError("layer 7 is bad.")))
     with pytest.raises(
-        ClusterprofError, match=r"Three trials in a row failed, the last one with: layer 7 is bad"
+        ClusterprofError, match=r"6 trials in a row failed, the last one with: layer 7 is bad"
     ):
         run(study, evaluator, 10)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2 + ["FAIL"] * 3
+    # Two rounds of four.
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2 + ["FAIL"] * 6
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -217,24 +232,24 @@ def test_a_value_that_is_not_finite_never_becomes_the_best(value: float, objecti
 def test_ctrl_c_keeps_what_was_finished() -> None:
     study = in_memory()
     with pytest.raises(KeyboardInterrupt):
-        run(study, Scripted(fail_if(lambda call: call == 3, KeyboardInterrupt())), 10)
-    assert len(finished(study)) == 3
-    run(study, Scripted(smooth), 5)
-    assert len(finished(study)) == 5
+        run(study, Scripted(fail_if(lambda call: call == 6, KeyboardInterrupt())), 10)
+    assert len(finished(study)) == 4
+    run(study, Scripted(smooth), 6)
+    assert len(finished(study)) == 6
 
 
-def test_ctrl_c_waits_for_the_trial_under_way() -> None:
+def test_ctrl_c_waits_for_the_round_under_way() -> None:
     calls = iter(range(100))
 
-    def press_in_the_third(num_block: int, theta: float) -> float:
-        if next(calls) == 2:
+    def press_in_the_sixth(num_block: int, theta: float) -> float:
+        if next(calls) == 5:
             signal.raise_signal(signal.SIGINT)
         return smooth(num_block, theta)
 
     study = in_memory()
     with pytest.raises(KeyboardInterrupt):
-        run(study, Scripted(press_in_the_third), 10)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+        run(study, Scripted(press_in_the_sixth), 20)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 8
 
 
 MADE: dict[str, str | int] = {
@@ -262,7 +277,7 @@ def test_a_study_goes_on_in_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
-def test_a_resumed_study_repeats_no_draw_and_goes_on_as_one_run_would(tmp_path: Path, seed: int) -> None:
+def test_a_resumed_study_repeats_no_draw(tmp_path: Path, seed: int) -> None:
     whole = Scripted(smooth)
     run(in_memory(), whole, 14, seed=seed)
     parts = []
@@ -273,7 +288,8 @@ def test_a_resumed_study_repeats_no_draw_and_goes_on_as_one_run_would(tmp_path: 
         parts.append(evaluator.asked)
     assert [len(part) for part in parts] == [5, 5, 4]
     assert len({*parts[0], *parts[1], *parts[2]}) == 14
-    assert [*parts[0], *parts[1], *parts[2]] == whole.asked
+    # Those at random are the same ones; TPE's depend on what it knew by then.
+    assert [*parts[0], *parts[1]] == whole.asked[:10]
 
 
 def test_two_searches_at_once_draw_other_points() -> None:
@@ -281,15 +297,15 @@ def test_two_searches_at_once_draw_other_points() -> None:
     calls = iter(range(100))
 
     def joined(num_block: int, theta: float) -> float:
-        # While the first is at its second point, another process comes with the same seed, and stays for three.
-        if next(calls) == 1:
-            run(study, second, 4)
+        # While the first is at its second round, another process comes with the same seed, and stays for one.
+        if next(calls) == 4:
+            run(study, second, 8)
         return smooth(num_block, theta)
 
     first = Scripted(joined)
-    run(study, first, 8)
+    run(study, first, 12)
     asked = [*first.asked, *second.asked]
-    assert (len(first.asked), len(second.asked)) == (5, 3)
+    assert (len(first.asked), len(second.asked)) == (8, 4)
     assert len(set(asked)) == len(asked)
 
 
@@ -377,3 +393,91 @@ def test_a_storage_that_cannot_be_opened_is_one_sentence(
         open_study("mine", storage(tmp_path), "cosine", MADE)
     assert "\n" not in str(caught.value)
     assert "--storage" in str(caught.value)
+
+
+# As prompts are: far apart from each other, and the easy ones first.
+SAMPLES = (-0.4, -0.3, -0.1, 0.1, 0.2, 0.5)
+
+
+def test_a_candidate_is_given_up_once_the_samples_show_that_it_is_behind() -> None:
+    study, evaluator = in_memory(), Scripted(smooth, samples=SAMPLES)
+    run(study, evaluator, 40)
+    whole = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    pruned = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
+    assert len(whole) + len(pruned) == len(finished(study)) == 40
+    # The least number of samples, all worse, whose probability by chance is below 0.1: 1/2 ** 4.
+    assert {len(trial.intermediate_values) for trial in pruned} == {4}
+    assert {len(trial.intermediate_values) for trial in whole} == {6}
+    assert len(evaluator.evaluated) == 6 * len(whole) + 4 * len(pruned)
+    assert len(pruned) > 10
+    # Every one of them is worse than what was the best by then, and the best is among the whole ones.
+    best = max(smooth(*point) for point in evaluator.asked)
+    assert study.best_value == pytest.approx(best)
+    assert all(smooth(*point) < best for point in points(pruned))
+
+
+@pytest.mark.parametrize("objective", ["cosine", "kl"])
+def test_a_candidate_that_is_better_on_some_samples_is_evaluated_on_all(objective: ObjectiveName) -> None:
+    class Uneven(Scripted):
+        def sample_scores(self, i: int, compression: Compression) -> Scores:
+            scores = super().sample_scores(i, compression)
+            value = scores.cosine * (1 if i % 2 else -1)
+            return Scores(value, 0.2, 0.3, value, 0.4, 0.5)
+
+    study = in_memory(objective)
+    run(study, Uneven(smooth, samples=SAMPLES), 20, objective=objective)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 20
+
+
+def test_equal_candidates_are_not_given_up() -> None:
+    study = in_memory()
+    run(study, Scripted(lambda *point: 0.5, samples=SAMPLES), 12)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 12
+
+
+def test_a_resumed_search_gives_up_by_the_best_of_the_earlier_run(tmp_path: Path) -> None:
+    best = Scripted(lambda num_block, theta: 1.0, samples=SAMPLES)
+    run(open_study("mine", url(tmp_path), "cosine", MADE), best, 4)
+    study = open_study("mine", url(tmp_path), "cosine", MADE)
+    run(study, Scripted(lambda num_block, theta: 0.9, samples=SAMPLES), 8)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4 + ["PRUNED"] * 4
+
+
+def test_a_round_goes_through_the_samples_together() -> None:
+    evaluator = Scripted(smooth, samples=SAMPLES)
+    run(in_memory(), evaluator, 4)
+    first = [i for i, _ in evaluator.evaluated]
+    assert first == sorted(first)
+
+
+def test_a_second_start_comes_second() -> None:
+    start = {"num_block": 20, "theta": 0.05}
+    study, evaluator = in_memory(), Scripted(smooth)
+    run(study, evaluator, 6, start=start)
+    run(study, evaluator, 8, start=start)
+    assert approximately_default(evaluator.asked[0])
+    assert evaluator.asked[1] == (20, 0.05)
+    assert evaluator.asked.count((20, 0.05)) == 1
+    assert study.best_params == start
+
+
+def test_gp_needs_few_trials_where_values_are_smooth() -> None:
+    study, evaluator = in_memory(), Scripted(smooth, samples=SAMPLES)
+    run(study, evaluator, 20, sampler="gp")
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 20
+    run(in_memory(), second := Scripted(smooth, samples=SAMPLES), 20, sampler="gp")
+    assert evaluator.asked == second.asked
+    assert max(smooth(*point) for point in evaluator.asked) > -0.01
+
+
+def test_a_grid_is_gone_through_once_in_any_order_after_the_default() -> None:
+    study, evaluator = in_memory(), Scripted(smooth)
+    run(study, evaluator, 5, sampler="grid")
+    run(study, evaluator, 26, sampler="grid")
+    run(study, evaluator, 26, sampler="grid")
+    assert approximately_default(evaluator.asked[0])
+    on_grid = evaluator.asked[1:]
+    assert len(on_grid) == len(set(on_grid)) == 25
+    blocks, thetas = (sorted({point[axis] for point in on_grid}) for axis in (0, 1))
+    assert blocks == [1, 9, 17, 24, 32]
+    assert thetas == pytest.approx([1e-4, 8.4e-4, 7.1e-3, 5.95e-2, 0.5], rel=0.01)

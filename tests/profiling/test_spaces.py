@@ -1,16 +1,18 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from clusterprof.methods import ClusterAttn, MethodConfig, StreamingLLM, default_method, method_names
+from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, default_method, method_names
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.profiling.spaces import SearchSpace, search_space, theta_range
+from clusterprof.runtime.selection import kept_positions
 from tests.profiling.test_theta_range import attention_like, with_importance
 
 SIZE, WINDOW = 256, 32
@@ -150,3 +152,56 @@ def test_scales_are_logarithmic(parameter: str) -> None:
     distribution = space_of(name).distributions[parameter]
     assert isinstance(distribution, FloatDistribution)
     assert distribution.log
+
+
+@pytest.mark.parametrize("most", [1, 2, 15, 16, 50, 500])
+@pytest.mark.parametrize("name", method_names())
+def test_a_grid_is_no_larger_than_asked_for_and_lies_in_the_space(name: str, most: int) -> None:
+    space = space_of(name)
+    grid = space.grid(most)
+    choices = [
+        len(it.choices) for it in space.distributions.values() if isinstance(it, CategoricalDistribution)
+    ]
+    assert 1 <= len(grid) <= max(most, int(np.prod(choices)))
+    assert len({tuple(point.values()) for point in grid}) == len(grid)
+    for point in grid:
+        space.compression(point)
+        for parameter, distribution in space.distributions.items():
+            assert distribution._contains(distribution.to_internal_repr(point[parameter]))
+
+
+def test_a_grid_reaches_the_ends_and_is_logarithmic_where_the_scale_is() -> None:
+    space = space_of("clusterattn")
+    grid = space.grid(3 * 3 * 3 * 2)
+    low, high = theta_range(CAPTURES, SIZE)
+    values = {name: sorted({point[name] for point in grid}) for name in space.distributions}
+    assert values["num_block"] == [1, 17, 32]
+    assert values["theta"] == pytest.approx([low, (low * high) ** 0.5, high])
+    assert values["gap_pool"] == [1, 33, 63]
+    assert len(grid) == 54
+    # Every point of a finite space, if there is room for all of them.
+    assert sorted(map(str, space_of("snapkv").grid(128))) == sorted(
+        map(str, space_of("snapkv").points() or [])
+    )
+
+
+def test_clusterattn_can_choose_as_snapkv_does() -> None:
+    """Above nearly every centre, and filled by averages over as many tokens."""
+    captured = with_importance(attention_like() / 50, WINDOW)
+    space = search_space("clusterattn", [captured], SIZE, WINDOW, "kl")
+    snapkv = SnapKV(kernel_size=9, importance="max")
+    point = space.like(snapkv)
+    assert point is not None
+    assert point.keys() == space.distributions.keys()
+    ours, theirs = (
+        kept_positions(method, captured.observation, SIZE)
+        for method in (space.compression(point).method, snapkv)
+    )
+    # The head with the highest importance still has a centre, since one in 20 may.
+    assert (ours == theirs).all(dim=-1).float().mean() >= 0.75
+
+
+@pytest.mark.parametrize("name", ["snapkv", "topk", "kmeans"])
+def test_other_methods_cannot(name: str) -> None:
+    assert space_of(name).like(SnapKV()) is None
+    assert space_of("clusterattn").like(ClusterAttn(num_block=2, theta=0.1)) is None

@@ -51,9 +51,9 @@ def test_every_method_is_tuned(loaded: Loaded, tmp_path: Path, name: str) -> Non
     profile = result.profile
     expected_trials = 1 if name == "topk" else TRIALS
     assert profile.search.trials == result.timings["trials"] == expected_trials
-    searches = [("searching", 40, name, 0, expected_trials)]
-    # Tuned by the same search, to be compared with.
-    searches += [("searching", 40, "snapkv", 0, TRIALS)] if name != "snapkv" else []
+    # SnapKV is tuned by the same search, to be compared with and to begin from.
+    searches = [("searching", 40, "snapkv", 0, TRIALS)] if name != "snapkv" else []
+    searches += [("searching", 40, name, 0, expected_trials)]
     assert [event for event in listener.events if event[0] == "searching"] == searches
     assert sum(event[0] == "tried" for event in listener.events) == sum(int(str(it[-1])) for it in searches)
     assert profile.search.sampler == ("none" if name == "topk" else "tpe")
