@@ -44,18 +44,14 @@ def subjects(ours: Compression, *, tuned: bool) -> list[Subject]:
     tuned : bool
         Whether it comes from a profile; for the label.
     """
-    label = f"profile ({ours.method.name})" if tuned else "ClusterAttn"
-    baselines: list[tuple[str, MethodConfig]] = [
-        ("SnapKV", SnapKV()),
-        ("StreamingLLM", StreamingLLM()),
-        ("top-k", TopK()),
-    ]
+    label = f"profile ({ours.method.name})" if tuned else ours.method.title
+    baselines: list[MethodConfig] = [SnapKV(), StreamingLLM(), TopK()]
     return [
         FULL,
         PREALLOCATED,
         Subject("ours", label, ours),
         *(
-            Subject(method.name, label, ours.model_copy(update={"method": method}))
-            for label, method in baselines
+            Subject(method.name, method.title, ours.model_copy(update={"method": method}))
+            for method in baselines
         ),
     ]

@@ -55,12 +55,14 @@ class Observation:
 class Method(BaseModel):
     """A compression method with its hyperparameters.
 
-    Subclasses add their parameters as fields and a ``name`` literal, say what they :attr:`needs`, and fill in
-    :meth:`select`.
+    Subclasses add their parameters as fields, a ``name`` literal and a :attr:`title`, say what they :attr:`needs`, and
+    fill in :meth:`select`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    # As tables and sentences call it.
+    title: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     # Raise it in a subclass when the same parameters select other positions than before.
     version: ClassVar[int] = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -53,6 +53,7 @@ class ClusterAttn(Method):
     """
 
     name: Literal["clusterattn"] = "clusterattn"
+    title: ClassVar[str] = "ClusterAttn"
     num_block: int = Field(ge=1, le=1_000_000)
     theta: float = Field(ge=0, le=1)
     gap_pool: int = Field(default=15, ge=1, le=1023)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ class DBSCANClusters(Method):
     """
 
     name: Literal["dbscan"] = "dbscan"
+    title: ClassVar[str] = "DBSCAN"
     eps: float = Field(default=0.01, gt=0, le=1)
     min_samples: int = Field(default=5, ge=1, le=1_000_000)
 

@@ -27,6 +27,7 @@ class H2O(Method):
     """
 
     name: Literal["h2o"] = "h2o"
+    title: ClassVar[str] = "H2O"
     recent_share: float = Field(default=0.5, ge=0, le=1)
     evict_while_decoding: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class KMeansClusters(Method):
     """
 
     name: Literal["kmeans"] = "kmeans"
+    title: ClassVar[str] = "K-means"
     clusters: int = Field(default=32, ge=1, le=1_000_000)
 
     def check_installed(self) -> None:

@@ -25,6 +25,7 @@ class NGram(Method):
     """
 
     name: Literal["ngram"] = "ngram"
+    title: ClassVar[str] = "n-gram"
     n: int = Field(default=2, ge=1, le=4)
 
     needs: ClassVar[frozenset[Need]] = frozenset({"words"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -31,6 +31,7 @@ class SnapKV(Method):
     """
 
     name: Literal["snapkv"] = "snapkv"
+    title: ClassVar[str] = "SnapKV"
     kernel_size: int = Field(default=5, ge=1, le=1023)
     pooling: Literal["avg", "max"] = "avg"
     importance: Reduction = "mean"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ class StreamingLLM(Method):
     """
 
     name: Literal["streaming_llm"] = "streaming_llm"
+    title: ClassVar[str] = "StreamingLLM"
     initial_tokens: int = Field(default=4, ge=0, le=1_000_000)
     evict_while_decoding: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from clusterprof.methods.base import Method
 
@@ -16,6 +16,7 @@ class TopK(Method):
     """Keep the highest importance, no clustering and no pooling."""
 
     name: Literal["topk"] = "topk"
+    title: ClassVar[str] = "top-k"
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""

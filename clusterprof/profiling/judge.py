@@ -3,24 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterprof.methods import MethodConfig, default_method
+from clusterprof.methods import METHODS, MethodConfig, default_method
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.settings import TuneListener
 from clusterprof.statistics import Estimate, paired_difference
 
-# As tables call them.
-LABELS = {
-    "clusterattn": "ClusterAttn",
-    "snapkv": "SnapKV",
-    "topk": "top-k",
-    "streaming_llm": "StreamingLLM",
-    "h2o": "H2O",
-    "kmeans": "K-means",
-    "dbscan": "DBSCAN",
-    "ngram": "n-gram",
-}
 _BASELINES = ("clusterattn", "snapkv", "topk", "streaming_llm")
 
 
@@ -99,11 +88,11 @@ def judge(
 
 def _methods(best: Compression, tuned_snapkv: MethodConfig | None) -> Mapping[str, MethodConfig]:
     name, size = best.method.name, best.size
-    default = "paper default" if name == "clusterattn" else f"{LABELS[name]} default"
+    default = "paper default" if name == "clusterattn" else f"{METHODS[name].title} default"
     methods: dict[str, MethodConfig] = {"tuned": best.method, default: default_method(name, size)}
     for other in _BASELINES:
         if other != name:
-            methods[LABELS[other]] = default_method(other, size)
+            methods[METHODS[other].title] = default_method(other, size)
         if other == "snapkv" and tuned_snapkv is not None:
             methods["SnapKV tuned"] = tuned_snapkv
     return methods

@@ -29,6 +29,11 @@ def test_every_method_is_there_under_its_own_name() -> None:
         assert default_method(name, 256).name == name
 
 
+def test_every_method_has_a_title_of_its_own() -> None:
+    titles = {"ClusterAttn", "SnapKV", "top-k", "StreamingLLM", "H2O", "K-means", "DBSCAN", "n-gram"}
+    assert {method.title for method in METHODS.values()} == titles
+
+
 def test_clusterattn_has_the_theta_of_its_size() -> None:
     assert default_method("clusterattn", 4096) == ClusterAttn(num_block=8, theta=8e-4)
 
