@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import field_validator
+
 from clusterprof.errors import ProfileError
 from clusterprof.profile import files, match
 from clusterprof.profile.fields import SchemaVersion
@@ -19,6 +21,7 @@ from clusterprof.profile.sections import (
 )
 
 if TYPE_CHECKING:
+    from pydantic import ValidationInfo
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -32,6 +35,22 @@ class Profile(Section):
     results: Results
     search: Search
     environment: Environment
+
+    @field_validator("results")
+    @classmethod
+    def _with_the_default(cls, results: Results, info: ValidationInfo) -> Results:
+        compression = info.data.get("compression")
+        if compression and compression.method.name not in {it.method.name for it in results.baselines}:
+            raise ValueError(f"the baselines must have {compression.method.name} with its paper's values")
+        return results
+
+    @field_validator("search")
+    @classmethod
+    def _of_the_objective(cls, search: Search, info: ValidationInfo) -> Search:
+        results = info.data.get("results")
+        if results and search.objective != results.tuning.objective:
+            raise ValueError(f"its objective must be {results.tuning.objective}, as in the results")
+        return search
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

@@ -33,7 +33,9 @@ def first_problem(error: ValidationError) -> str:
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     text = message[0].lower() + message[1:]
-    if first["type"] not in ("missing", "json_invalid", "model_type"):
+    # Of a section that contradicts another, the message says enough.
+    section = first["type"] == "value_error" and isinstance(first["input"], dict)
+    if not section and first["type"] not in ("missing", "json_invalid", "model_type"):
         text += f" (got {one_line(repr(first['input']), _SHOWN)})"
     if field:
         text = f"{one_line(field, _SHOWN)}: {text}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from clusterprof.methods import Full, MethodConfig
 from clusterprof.profile.fields import (
@@ -123,6 +124,13 @@ class DatasetRecord(Section):
     prompts_fitting: Count
     tokens: PositiveCount | None = None
 
+    @field_validator("held_out_ids")
+    @classmethod
+    def _not_sampled(cls, ids: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not set(ids).isdisjoint(info.data.get("sampled_ids", ())):
+            raise ValueError("a row that was tuned on cannot be held out")
+        return ids
+
 
 class Compression(Section):
     """How to compress: the method with its parameters, and how many prompt tokens stay.
@@ -152,12 +160,22 @@ class Compression(Section):
         return size
 
 
+def _around_value(interval: tuple[float, float], info: ValidationInfo) -> tuple[float, float]:
+    value = info.data.get("value", interval[0])
+    if not interval[0] <= value <= interval[1]:
+        raise ValueError(f"the value {value} must be between the ends of its interval")
+    return interval
+
+
+IntervalOfValue = Annotated[Interval, AfterValidator(_around_value)]
+
+
 class Score(Section):
     """An objective's mean over samples, with the ends of its 95 % interval where one can be given."""
 
     objective: Label
     value: Value
-    interval_95: Interval | None = None
+    interval_95: IntervalOfValue | None = None
     samples: PositiveCount
 
 
@@ -190,7 +208,7 @@ class Difference(Section):
     """A mean difference over samples, paired, with the ends of its 95 % interval where one can be given."""
 
     value: Value
-    interval_95: Interval | None = None
+    interval_95: IntervalOfValue | None = None
 
 
 class Baseline(Section):
@@ -226,6 +244,33 @@ class Results(Section):
     held_out: Score | None = None
     metrics: Metrics
     baselines: Annotated[tuple[Baseline, ...], Field(max_length=256)]
+
+    @property
+    def judged(self) -> Score:
+        """The score on the held-out samples or, without them, on the tuning samples."""
+        return self.held_out or self.tuning
+
+    @field_validator("held_out")
+    @classmethod
+    def _of_one_objective(cls, held_out: Score | None, info: ValidationInfo) -> Score | None:
+        tuning = info.data.get("tuning")
+        if held_out and tuning and held_out.objective != tuning.objective:
+            raise ValueError(f"its objective must be {tuning.objective}, as on the tuning samples")
+        return held_out
+
+    @field_validator("metrics")
+    @classmethod
+    def _hold_the_score(cls, metrics: Metrics, info: ValidationInfo) -> Metrics:
+        # Either may be missing because it is invalid itself.
+        judged = info.data.get("held_out") or info.data.get("tuning")
+        if "held_out" in info.data and judged:
+            value = metrics.model_dump().get(judged.objective, judged.value)
+            # A sum in another order has other last digits.
+            if not math.isclose(value, judged.value, rel_tol=1e-6, abs_tol=1e-6):
+                raise ValueError(
+                    f"{judged.objective} is {value}, and {judged.value} in the score of the same samples"
+                )
+        return metrics
 
 
 class DroppedSample(Section):

@@ -66,7 +66,13 @@ def document() -> Document:
             },
             "baselines": [
                 {
-                    "method": {"name": "topk"},
+                    "method": {
+                        "name": "clusterattn",
+                        "num_block": 8,
+                        "theta": 0.002,
+                        "gap_pool": 15,
+                        "importance": "mean",
+                    },
                     "metrics": {
                         "cosine": 0.95,
                         "cosine_padded": 0.99,
@@ -124,9 +130,9 @@ def changed(path: str, value: Any) -> Document:
     """The document with the value at a dotted path replaced or added."""
     result = document()
     *parents, last = path.split(".")
-    target = result
+    target: Any = result
     for name in parents:
-        target = target[name]
+        target = target[int(name) if name.isdigit() else name]
     target[last] = value
     return result
 

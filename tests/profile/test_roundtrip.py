@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from clusterprof import Profile
 from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import Compression
 from tests.profile.examples import Document, document, profile
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -49,8 +48,8 @@ def documents(draw: st.DrawFn) -> Document:
     result["model"] |= {"id": draw(label), "revision": draw(st.none() | label)}
     result["model"]["rope"] = draw(st.dictionaries(st.text(max_size=5), json_value, max_size=3))
     result["dataset"] |= {
-        "sampled_ids": draw(st.lists(sample_id, min_size=1, max_size=3)),
-        "held_out_ids": draw(st.lists(sample_id, max_size=3)),
+        "sampled_ids": (sampled := draw(st.lists(sample_id, min_size=1, max_size=3))),
+        "held_out_ids": draw(st.lists(sample_id.filter(lambda it: it not in sampled), max_size=3)),
         "fraction": draw(st.floats(0, 1, exclude_min=True)),
         "seed": draw(count),
         "tokens": draw(st.none() | positive),
@@ -62,11 +61,15 @@ def documents(draw: st.DrawFn) -> Document:
         "size": window + more,
         "method": parameters,
     }
-    score = {"objective": draw(label), "value": draw(value), "samples": draw(positive)}
-    interval = draw(st.none() | st.lists(value, min_size=2, max_size=2).map(sorted))
-    result["results"]["held_out"] = {**score, "interval_95": interval}
-    difference = {"value": draw(value), "interval_95": interval}
-    result["results"]["baselines"][0]["difference"] = draw(st.none() | st.just(difference))
+    low, middle, high = sorted(draw(st.lists(value, min_size=3, max_size=3)))
+    difference = {"value": middle, "interval_95": draw(st.sampled_from([None, [low, high]]))}
+    objective = draw(label)
+    result["results"]["tuning"]["objective"] = result["search"]["objective"] = objective
+    result["results"]["held_out"] = {"objective": objective, **difference, "samples": draw(positive)}
+    result["results"]["baselines"][0] |= {
+        "method": parameters,
+        "difference": draw(st.sampled_from([None, difference])),
+    }
     result["search"]["space"] = draw(st.dictionaries(parameter, searched, max_size=16))
     created = draw(st.datetimes(min_value=datetime(1970, 1, 1)))
     result["environment"]["created"] = created.isoformat() + "Z"
@@ -96,6 +99,7 @@ def test_file_is_the_document_in_declared_order_and_the_same_every_time(tmp_path
 
 @pytest.mark.parametrize("method", [SnapKV(kernel_size=15), TopK(), StreamingLLM()], ids=lambda m: m.name)
 def test_profile_carries_any_method(tmp_path: Path, method: Any) -> None:
-    compression = Compression(size=256, window=32, method=method)
-    profile().model_copy(update={"compression": compression}).save(tmp_path / "p.json")
+    made = document()
+    made["compression"]["method"] = made["results"]["baselines"][0]["method"] = method.model_dump()
+    Profile.model_validate_json(json.dumps(made)).save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json").compression.method == method

@@ -161,6 +161,43 @@ def test_any_missing_field_is_named_unless_it_may_be_null(tmp_path: Path) -> Non
                 assert f"{section}.{field}: field required" in refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("dataset.held_out_ids", ["needle-5", "needle-3"], "a row that was tuned on cannot be held out"),
+        ("results.tuning.value", 0.5, "the value 0.5 must be between the ends of its interval"),
+        ("results.baselines.0.difference.value", 0.08, "the value 0.08 must be between"),
+        (
+            "results.held_out",
+            {"objective": "kl", "value": 0.125, "samples": 1},
+            "its objective must be cosine",
+        ),
+        (
+            "results.held_out",
+            {"objective": "cosine", "value": 0.9, "samples": 1},
+            "cosine is 0.98, and 0.9 in the score of the same samples",
+        ),
+        ("results.metrics.cosine", 0.9, "cosine is 0.9, and 0.98 in the score"),
+        ("results.baselines", [], "the baselines must have clusterattn"),
+        ("search.objective", "kl", "its objective must be cosine, as in the results"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, field: str, value: Any, told: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(changed(field, value)))
+    message = refusal(path)
+    assert told in message
+    # Neither a whole section, nor a second complaint about the same.
+    assert "{" not in message
+    assert "more" not in message
+
+
+def test_an_objective_that_this_release_does_not_know_is_not_compared() -> None:
+    other = changed("search.objective", "model_dump")
+    other["results"]["tuning"]["objective"] = "model_dump"
+    assert Profile.model_validate_json(json.dumps(other)).search.objective == "model_dump"
+
+
 def test_size_must_exceed_the_window() -> None:
     with pytest.raises(ValidationError) as caught:
         Compression(size=32, window=32, method=TopK())
