@@ -44,26 +44,6 @@ def _why_unwritable(path: Path) -> str | None:
     return None
 
 
-def check_storage(url: str) -> None:
-    """Make sure that Optuna can open the storage that the study will be in.
-
-    Raises
-    ------
-    ClusterprofError
-        If it cannot.
-    """
-    import optuna
-
-    try:
-        optuna.storages.RDBStorage(url).remove_session()
-    except Exception as error:  # whatever the database driver raises
-        # The reason may quote the URL, and with it a password.
-        raise ClusterprofError(
-            f"The storage of --storage cannot be opened ({type(error).__name__}); give a URL such as "
-            "sqlite:///study.db, with the database's driver installed."
-        ) from error
-
-
 def read_prompt(text: str | None, file: Path | None, dash: str | None) -> str:
     """Return the prompt from whichever one of three places was named.
 

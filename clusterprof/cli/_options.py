@@ -274,7 +274,8 @@ Study = Annotated[
     str | None,
     typer.Option(
         callback=_name,
-        help="Name of the Optuna study; the run's other searches add their method and size to it.",
+        metavar="NAME",
+        help="Name for the Optuna studies: NAME-SIZE, and NAME-SIZE-snapkv of the SnapKV that is compared with.",
         show_default="made of what matters",
         rich_help_panel=_SEARCH,
     ),

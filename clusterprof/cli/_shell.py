@@ -38,21 +38,27 @@ def run(app: typer.Typer, args: Sequence[str] | None) -> None:
     session = Session()
     try:
         app(args, obj=session)
-    except ClusterprofError as error:
-        _fail(session, str(error))
     except Exception as error:
-        if isinstance(error, OSError) and error.strerror:
-            _fail(session, _refused(error))
-        _fail(session, f"{_unexpected(error)} (run `clusterprof --debug ...` to see where it comes from)")
+        _fail(session, as_sentence(error))
 
 
-def _fail(session: Session, sentence: str) -> NoReturn:
-    from clusterprof.report.console import message_console, say
+def as_sentence(error: Exception) -> str:
+    """Return an error as one sentence for people."""
     from clusterprof.text import one_line
+
+    if isinstance(error, ClusterprofError):
+        return one_line(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(_refused(error))
+    return one_line(f"{_unexpected(error)} (run `clusterprof --debug ...` to see where it comes from)")
+
+
+def _fail(session: Session, message: str) -> NoReturn:
+    from clusterprof.report.console import message_console, say
 
     if session.debug:
         traceback.print_exc()
-    say(message_console(), f"error: {one_line(sentence)}")
+    say(message_console(), f"error: {message}")
     _forget_unwritten()
     sys.exit(FAILED)
 

@@ -60,8 +60,9 @@ def _entry(path: Path, profile: "Profile") -> dict[str, Any]:
         "size": profile.compression.size,
         "window": profile.compression.window,
         "method": profile.compression.method.model_dump(),
-        "objective": profile.results.tuning.objective,
-        "value": profile.results.tuning.value,
+        "objective": profile.results.judged.objective,
+        "value": profile.results.judged.value,
+        "judged_on": "held out" if profile.results.held_out else "tuning",
     }
 
 

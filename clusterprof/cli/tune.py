@@ -11,10 +11,10 @@ import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._data import load_rows
-from clusterprof.cli._files import check_storage, check_writable
+from clusterprof.cli._files import check_writable
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
-from clusterprof.cli._shell import FAILED, print_json
+from clusterprof.cli._shell import FAILED, as_sentence, print_json
 from clusterprof.errors import ClusterprofError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def tune(
     from clusterprof.models import default_model
     from clusterprof.profile import profile_path
     from clusterprof.profiling.settings import TuneSettings
+    from clusterprof.profiling.storage import open_storage
 
     settings = TuneSettings(
         sizes=tuple(sizes),
@@ -103,7 +104,7 @@ def tune(
     for path in paths.values():
         check_writable(path)
     if storage is not None:
-        check_storage(storage)
+        open_storage(storage).remove_session()
     interrupted = _tune(choice, rows, load, settings, paths, console, as_json=as_json)
     if interrupted:
         raise typer.Exit(FAILED)
@@ -129,7 +130,10 @@ def _tune(
     *,
     as_json: bool,
 ) -> bool:
-    """Tune, show, write the profiles; returns whether Ctrl-C cut the search short."""
+    """Tune, show, write the profiles; returns whether Ctrl-C cut the search short.
+
+    What was finished is shown although an error comes after it.
+    """
     from clusterprof.cache import cache_dir
     from clusterprof.report.console import say
     from clusterprof.report.methods import sizes_table
@@ -137,6 +141,7 @@ def _tune(
 
     progress = TuneProgress(console, settings)
     results: list[TuneResult] = []
+    failure: Exception | None = None
     try:
         for result in _run(choice, rows, load, settings, cache_dir(), progress, console):
             # Before the profile is written, so that a full disk does not take the numbers along.
@@ -148,11 +153,17 @@ def _tune(
             if not as_json:
                 typer.echo(path)
     except KeyboardInterrupt:
-        raise ClusterprofError(progress.interruption()) from None
+        failure = ClusterprofError(progress.interruption())
+    except Exception as error:
+        failure = error
     if len(results) > 1:
         console.print(sizes_table([(it.profile.compression.size, it.judgement) for it in results]))
-    if as_json:
-        print_json({"profiles": [_document(it, paths[it.profile.compression.size]) for it in results]})
+    if as_json and results:
+        stopped_by = {} if failure is None else {"error": as_sentence(failure)}
+        profiles = [_document(it, paths[it.profile.compression.size]) for it in results]
+        print_json({"profiles": profiles, **stopped_by})
+    if failure is not None:
+        raise failure
     interrupted = results[-1].interrupted
     left = [str(size) for size in paths if size > results[-1].profile.compression.size]
     if interrupted and left:
@@ -216,9 +227,10 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     from clusterprof.report.methods import differences_table, methods_table, verdict
 
     judgement = result.judgement
-    console.print(methods_table(judgement, size=result.profile.compression.size))
+    space = result.profile.search.space
+    console.print(methods_table(judgement, size=result.profile.compression.size, space=space))
     console.print(differences_table(judgement, settings.objective))
-    for sentence in verdict(judgement, space=result.profile.search.space, objective=settings.objective):
+    for sentence in verdict(judgement, space=space, objective=settings.objective):
         say(console, sentence)
     if result.interrupted:
         say(

@@ -29,9 +29,6 @@ class Samples:
     tuning: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
 
-    def __len__(self) -> int:
-        return len(self.tuning) + len(self.held_out)
-
     def longer_than(self, size: int) -> "Samples":
         """Those that there is something to compress of."""
         return Samples(_longer(self.tuning, size), _longer(self.held_out, size))

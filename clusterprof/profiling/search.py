@@ -21,6 +21,7 @@ from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, m
 from clusterprof.profiling.origin import FOR_PEOPLE
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import Point, SearchSpace
+from clusterprof.profiling.storage import open_storage, unusable
 
 # Candidates that are tried together.
 _ROUND = 4
@@ -50,9 +51,8 @@ def open_study(
     """
     # A password in the URL is for the database, not for messages.
     shown = without_credentials(storage)
+    backend = open_storage(storage)
     try:
-        connect_args = {"timeout": 60} if storage.startswith("sqlite") else {}
-        backend = optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": connect_args})
         study = optuna.create_study(
             study_name=name, storage=backend, direction=DIRECTIONS[objective], load_if_exists=True
         )
@@ -61,10 +61,7 @@ def open_study(
             not study.get_trials(deepcopy=False) and study.direction.name.lower() == DIRECTIONS[objective]
         )
     except Exception as error:  # whatever the database driver raises
-        reason = str(error).splitlines()[0]
-        raise ClusterprofError(
-            f"The study storage {shown} cannot be opened ({reason}); name another one with --storage."
-        ) from error
+        raise unusable(storage, error) from error
     if known is None and is_new:
         study.set_user_attr("made_with", dict(made_with))
         return study

@@ -1,6 +1,5 @@
 """What a tune is asked for, and who is told what it does."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
 
     from clusterprof.data import Prompt
     from clusterprof.profile import DroppedSample
+    from clusterprof.profiling.samples import Samples
 
 SamplerName = Literal["tpe", "gp", "grid"]
 
@@ -45,8 +45,8 @@ class TuneSettings:
         Bytes that the files of all captures may take together, see
         :class:`clusterprof.profiling.store.CaptureStore`.
     study, storage : str, optional
-        Optuna study name and storage URL; by default a name made of all that matters, in a SQLite file. The other
-        searches of the run (SnapKV's, and those of other sizes) add to the name.
+        What the names of the Optuna studies begin with, and the storage's URL; by default a name made of all that
+        matters, in a SQLite file. Each search adds its size to the name, and SnapKV's, for comparison, its method.
     """
 
     sizes: tuple[int, ...]
@@ -70,8 +70,8 @@ class TuneSettings:
 class TuneListener(Protocol):
     """Told what a tune is doing, to show it."""
 
-    def prepared(self, tuning: "Sequence[Prompt]", held_out: "Sequence[Prompt]", fitting: int) -> None:
-        """Prompts are built; ``fitting`` more were set aside because they fit in the smallest size."""
+    def prepared(self, samples: "Samples") -> None:
+        """Prompts are built; those that fit in the smallest size will be set aside."""
 
     def captured(self, prompt: "Prompt", seconds: float, error: str | None) -> None:
         """A prompt is captured (0 seconds: it was found on disk), or left out because of ``error``."""

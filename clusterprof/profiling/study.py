@@ -80,11 +80,9 @@ class Studies:
     def _name(self, space: SearchSpace, made_with: dict[str, str | int]) -> str:
         settings, method = self.settings, space.default.name
         if settings.study is not None:
-            # The user's name is for the one search there is by default; each other one needs its own.
-            parts = [settings.study]
-            parts += [method] if method != settings.method else []
-            parts += [str(space.size)] if len(settings.sizes) > 1 else []
-            return "-".join(parts)
+            # Never without the size, so that a run with one more goes on with the others.
+            suffix = "" if method == settings.method else f"-{method}"
+            return f"{settings.study}-{space.size}{suffix}"
         compared = {part: value for part, value in made_with.items() if part not in FOR_PEOPLE}
         digest = hash_text(json.dumps(compared)).removeprefix("sha256:")
         suffix = "" if method == "clusterattn" else f"-{method}"

@@ -100,8 +100,7 @@ def tune(
     # And a model that cannot be compressed.
     plain_layers(decoder_of(model).config)
     samples = draw_samples(model, tokenizer, dataset, settings)
-    longer = samples.longer_than(min(settings.sizes))
-    listener.prepared(longer.tuning, longer.held_out, len(samples) - len(longer))
+    listener.prepared(samples)
     # Built before the work, so that what a profile cannot hold is refused before it.
     identity = ModelIdentity.of(model, tokenizer)
     records = {
@@ -109,7 +108,7 @@ def tune(
         for size in sorted(set(settings.sizes))
     }
     tuner = _Tuner(model, tokenizer, dataset, settings, identity, cache_dir, listener)
-    yield from tuner.run(longer, records)
+    yield from tuner.run(samples.longer_than(min(settings.sizes)), records)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import parameters_text
+from clusterprof.report.numbers import counted, listed, parameters_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,19 +28,21 @@ _DIGITS = 4
 _FEW_SAMPLES = 5
 
 
-def methods_table(judgement: "Judgement", *, size: int) -> "Table":
+def methods_table(judgement: "Judgement", *, size: int, space: Mapping[str, object]) -> "Table":
     """Return the table of all methods, the best of each column in bold, the full cache not counted.
 
     Parameters
     ----------
     size : int
         Prompt tokens kept per KV head.
+    space : mapping
+        By name of each parameter that the search chose.
     """
     from rich.table import Table
     from rich.text import Text
 
     results = judgement.methods
-    title = f"{size} tokens kept per head, {_prompts(judgement)}"
+    title = f"{size} tokens kept per head, {_prompts(judgement, space)}"
     table = Table(title=title, title_justify="left")
     table.add_column("method")
     for _, heading, higher in _COLUMNS:
@@ -103,10 +105,9 @@ def sizes_table(judgements: Sequence[tuple[int, "Judgement"]]) -> "Table":
     return table
 
 
-def _prompts(judgement: "Judgement") -> str:
-    seen = "not tuned on" if judgement.held_out else "it was tuned on"
-    count = len(judgement.tuned)
-    return f"{count} prompt{'' if count == 1 else 's'} {seen}"
+def _prompts(judgement: "Judgement", space: Mapping[str, object]) -> str:
+    seen = " not tuned on" if judgement.held_out else " it was tuned on" if space else ""
+    return counted(len(judgement.tuned), "prompt") + seen
 
 
 def _shown(behind: "Estimate", objective: str) -> str:
@@ -152,7 +153,7 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     if ahead:
         verb = "keeps" if len(ahead) == 1 else "keep"
         sentences.append(
-            f"On these prompts {' and '.join(ahead)} {verb} the next token closer to the full cache's (KL)."
+            f"On these prompts {listed(ahead)} {verb} the next token closer to the full cache's (KL)."
         )
     return sentences
 
@@ -174,7 +175,7 @@ def _against_default(
     values = f"{tuned.scores[objective]:.4f} against {default.scores[objective]:.4f}"
     return (
         f"Tuned ({_point(tuned, space)}) {words[_shown(default.behind, objective)]} {shown} on {objective}: {values}, "
-        f"on {_prompts(judgement)}."
+        f"on {_prompts(judgement, space)}."
     )
 
 

@@ -1,6 +1,6 @@
-"""Numbers as people read them: sizes, durations, windows, hyperparameters."""
+"""Numbers and lists as people read them: sizes, durations, counts, windows, hyperparameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ def duration_text(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 prompt" or "3 prompts"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def window_text(window: "Window") -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import duration_text, parameters_text, window_text
+from clusterprof.report.numbers import counted, duration_text, parameters_text, window_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
     for heading in ("profile", "model", "dataset", "size", "window", "method", "objective"):
         table.add_column(heading, overflow="fold")
     for path, profile in profiles.items():
-        tuning = profile.results.tuning
+        judged = profile.results.judged
+        which = "held out" if profile.results.held_out else "tuning"
         table.add_row(
             one_line(str(path)),
             _short(profile.model.id),
@@ -31,7 +32,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
             str(profile.compression.size),
             "question" if profile.compression.window == "query" else str(profile.compression.window),
             _method_text(profile.compression.method),
-            f"{tuning.objective} {tuning.value:.4f}",
+            f"{judged.objective} {judged.value:.4f}\n({which})",
         )
     return table
 
@@ -67,8 +68,8 @@ def profile_summary(profile: "Profile") -> "Group":
 
 
 def _results_title(results: "Results") -> str:
-    judged, which = (results.held_out, "held-out") if results.held_out else (results.tuning, "tuning")
-    return f"On the {judged.samples} {which} samples:"
+    which = "held-out" if results.held_out else "tuning"
+    return f"On the {counted(results.judged.samples, f'{which} sample')}:"
 
 
 def _results_table(profile: "Profile") -> "Table":
@@ -104,7 +105,7 @@ def _score_text(score: "Score") -> str:
     interval = ""
     if score.interval_95:
         interval = f" (95 % interval {score.interval_95[0]:.4f} to {score.interval_95[1]:.4f})"
-    return f"{score.objective} {score.value:.4f} on {score.samples} samples{interval}"
+    return f"{score.objective} {score.value:.4f} on {counted(score.samples, 'sample')}{interval}"
 
 
 def _facts(profile: "Profile") -> list[tuple[str, str]]:
@@ -119,7 +120,8 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         (
             "data",
             f"{data.name} from {data.source}, {len(data.sampled_ids)} of {data.rows} rows and {len(data.held_out_ids)} "
-            f"held out, seed {data.seed}; {data.prompts_cut} prompts cut, {data.prompts_fitting} set aside",
+            f"held out, seed {data.seed}; of those to tune on {data.prompts_cut} cut to the model's context, "
+            f"{data.prompts_fitting} set aside, not longer than the size",
         ),
         (
             "compression",

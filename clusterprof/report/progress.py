@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from clusterprof.data import Prompt
     from clusterprof.profile import DroppedSample
+    from clusterprof.profiling.samples import Samples
     from clusterprof.profiling.settings import TuneSettings
 
 
@@ -48,18 +49,13 @@ class TuneProgress:
     def __exit__(self, *_: object) -> None:
         self._display.end()
 
-    def prepared(self, tuning: Sequence["Prompt"], held_out: Sequence["Prompt"], fitting: int) -> None:
+    def prepared(self, samples: "Samples") -> None:
         """Say which prompts will be run, and which not."""
-        self._prompts = [*tuning, *held_out]
-        cut = sum(prompt.tokens_cut > 0 for prompt in self._prompts)
-        lengths = sorted({len(prompt.input_ids) for prompt in self._prompts})
-        ends = " to ".join(f"{length:,}" for length in dict.fromkeys([lengths[0], lengths[-1]]))
-        say(
-            self._console,
-            f"prompts  {len(tuning)} longer than size {min(self._settings.sizes)} to tune on, {len(held_out)} "
-            f"to judge by ({ends} tokens), {fitting} set aside because they fit in it, {cut} cut to the model's "
-            "context",
-        )
+        size = min(self._settings.sizes)
+        longer = samples.longer_than(size)
+        self._prompts = [*longer.tuning, *longer.held_out]
+        say(self._console, f"prompts  {_prompts(longer.tuning, samples.tuning, 'to tune on', size)}")
+        say(self._console, f"held out {_prompts(longer.held_out, samples.held_out, 'to judge by', size)}")
         if "accumulated" in METHODS[self._settings.method].needs:
             say(
                 self._console,
@@ -160,6 +156,18 @@ class TuneProgress:
         else:
             return "Interrupted before a prompt was captured; run the same command again to start over."
         return f"Interrupted: {kept}; run the same command again to go on from there."
+
+
+def _prompts(longer: Sequence["Prompt"], drawn: Sequence["Prompt"], purpose: str, size: int) -> str:
+    text = f"{len(longer)} {purpose}"
+    if longer:
+        lengths = [len(prompt.input_ids) for prompt in longer]
+        text += f", {' to '.join(f'{end:,}' for end in sorted({min(lengths), max(lengths)}))} tokens"
+    cut = sum(prompt.tokens_cut > 0 for prompt in longer)
+    if cut:
+        text += f", {cut} of them cut to the model's context"
+    fitting = len(drawn) - len(longer)
+    return f"{text}; {fitting} more set aside, not longer than size {size}" if fitting else text
 
 
 def _left(seconds: float) -> str:

@@ -85,7 +85,8 @@ def test_json_has_the_held_out_scores_and_differences(documents: list[Any]) -> N
 def test_the_log_goes_through_the_sizes(finished: Finished, documents: list[Any]) -> None:
     told = [
         "sizes    48, 64 tokens kept per head",
-        "6 longer than size 48 to tune on, 5 to judge by",
+        "6 to tune on",
+        "5 to judge by",
         "Capturing 11/11",
         "Searching clusterattn at 48 3/3",
         "Searching snapkv at 48 3/3",
@@ -199,6 +200,30 @@ def test_what_stops_the_second_size_keeps_the_first(
     assert Profile.load("out/rows-48.json").compression.size == 48
     assert [path.name for path in Path("out").iterdir()] == ["rows-48.json"]
 
+    document = run(*command, *SIZES, "-o", "out", "--json").json()
+    assert document["error"].startswith(told)
+    assert [entry["profile"] for entry in document["profiles"]] == ["out/rows-48.json"]
+
+
+def test_an_error_at_the_first_size_leaves_no_document(run: Run, stopped: Any, command: list[object]) -> None:
+    stopped(CompressionError("Layer 3 is not finite."), size=48)
+    finished = run(*command, *SIZES, "-o", "out", "--json")
+    assert (finished.code, finished.out) == (1, "")
+    assert finished.err.splitlines()[-1] == "error: Layer 3 is not finite."
+
+
+def test_one_more_size_goes_on_with_a_named_study(run: Run, command: list[object]) -> None:
+    mine = [*command, "--study", "mine", "-o"]
+    run(*mine, "one.json", "--size", 48)
+    finished = run(*mine, "several", *SIZES)
+    assert finished.code == 0, finished.err
+    told = [line.partition(" (")[0] for line in finished.err.splitlines() if line.startswith("study")]
+    before = "3 trials from before"
+    assert sorted(told) == [
+        f"study    mine-48, {before}", f"study    mine-48-snapkv, {before}",
+        "study    mine-64", "study    mine-64-snapkv",
+    ]  # fmt: skip
+
 
 def test_ctrl_c_in_the_first_search_says_which_sizes_are_left(
     run: Run, stopped: Any, command: list[object]
@@ -211,6 +236,7 @@ def test_ctrl_c_in_the_first_search_says_which_sizes_are_left(
     assert document["timings"]["trials"] == 2
     assert "Interrupted: the result rests on the 2 trials finished by then" in finished.err
     assert finished.err.splitlines()[-1] == "Not tuned yet: size 64, 80."
+    assert "error" not in finished.json()
     assert [path.name for path in Path("out").iterdir()] == ["rows-48.json"]
 
 

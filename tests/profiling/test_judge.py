@@ -126,7 +126,7 @@ def test_held_out_prompts_that_fit_in_the_size_judge_nothing(loaded: Loaded, tmp
     data = type(data)("texts", "written here", "", tuple(rows), data.content_hash, 0)
     listener = Listener()
     result = run(loaded, tmp_path, data, listener, samples=2, trials=2)
-    assert listener.events[0] == ("prepared", 2, 0, 2)
+    assert listener.events[0] == ("prepared", 2, 2)
     assert len(rows_of(result)[1]) == 2
     assert not result.judgement.held_out
     assert result.profile.results.held_out is None

@@ -46,7 +46,6 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
     with torch.no_grad():
         retrained.model.layers[0].mlp.up_proj.weight += 1e-3
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"sizes": (41,)}, "size 40, now 41"),
         ({"window": 9}, "window 8, now 9"),
         ({"decode_tokens": 6}, "decode tokens 5, now 6"),
         ({"seed": 1}, "seed 0, now 1"),
@@ -55,7 +54,7 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
         ({"loaded": (retrained, loaded[1])}, "other weights"),
     ]
     for options, expected in cases:
-        with pytest.raises(ClusterprofError, match=r"'mine-snapkv' .* was made with .*--study") as caught:
+        with pytest.raises(ClusterprofError, match=r"'mine-40-snapkv' .* was made with .*--study") as caught:
             run(**{"loaded": loaded, "folder": tmp_path, **one, **options})
         said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
         # Other captures may have another range of theta.
@@ -64,7 +63,7 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
     with pytest.raises(ClusterprofError, match="was made with method version 1, now 2, so"):
         run(loaded, tmp_path, **one)
     monkeypatch.undo()
-    assert run(loaded, tmp_path, **one).profile.search.study == "mine"
+    assert run(loaded, tmp_path, **one).profile.search.study == "mine-40"
 
 
 def test_a_study_says_what_it_was_made_with(loaded: Loaded, tmp_path: Path) -> None:
@@ -76,18 +75,16 @@ def test_a_study_says_what_it_was_made_with(loaded: Loaded, tmp_path: Path) -> N
     assert made_with["prompts"].startswith("sha256:")
 
 
-def test_a_name_of_the_users_is_for_one_search_and_the_others_add_to_it(
+def test_a_name_of_the_users_is_followed_by_the_size_and_the_other_method(
     loaded: Loaded, tmp_path: Path
 ) -> None:
     one: dict[str, Any] = {"data": dataset((90,)), "trials": 1, "storage": None, "study": "mine"}
     run(loaded, tmp_path, **one)
-    assert summaries(tmp_path).keys() == {"mine", "mine-snapkv"}
+    assert summaries(tmp_path).keys() == {"mine-40", "mine-40-snapkv"}
     results = run_sizes(loaded, tmp_path, sizes=(40, 50), **one)
     several = ["mine-40", "mine-50"]
     assert [result.profile.search.study for result in results] == several
-    assert summaries(tmp_path).keys() == {
-        "mine", "mine-snapkv", *several, "mine-snapkv-40", "mine-snapkv-50",
-    }  # fmt: skip
+    assert summaries(tmp_path).keys() == {*several, "mine-40-snapkv", "mine-50-snapkv"}
     # If SnapKV is what the user tunes, the name is its.
     run(loaded, tmp_path, method="snapkv", **{**one, "study": "theirs"})
-    assert summaries(tmp_path).keys() & {"theirs", "theirs-snapkv"} == {"theirs"}
+    assert summaries(tmp_path).keys() & {"theirs-40", "theirs-40-snapkv"} == {"theirs-40"}

@@ -20,6 +20,7 @@ from clusterprof.profiling import collect
 from clusterprof.profiling.capture import capture_prompt
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, mean_scores
+from clusterprof.profiling.samples import Samples
 from clusterprof.profiling.settings import TuneSettings
 from clusterprof.profiling.tune import TuneResult, tune
 from tests.tiny import tiny_llama, tiny_mistral, tiny_tokenizer
@@ -34,8 +35,8 @@ class Listener:
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
 
-    def prepared(self, tuning: Sequence[Prompt], held_out: Sequence[Prompt], fitting: int) -> None:
-        self.events.append(("prepared", len(tuning), len(held_out), fitting))
+    def prepared(self, samples: Samples) -> None:
+        self.events.append(("prepared", len(samples.tuning), len(samples.held_out)))
 
     def captured(self, prompt: Prompt, seconds: float, error: str | None) -> None:
         self.events.append(("captured", prompt.id, seconds > 0, error))
@@ -143,7 +144,7 @@ def test_every_method_is_scored_on_the_same_samples(loaded: Loaded, tmp_path: Pa
         "held_out": 0,
     }
     assert listener.events == [
-        ("prepared", 3, 0, 1),
+        ("prepared", 4, 0),
         *(("captured", f"row-{length}", True, None) for length in LENGTHS[:3]),
         ("searching", 40, "snapkv", 0, 4),
         *(("tried", number) for number in range(4)),

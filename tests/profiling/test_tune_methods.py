@@ -159,7 +159,7 @@ def test_a_named_study_of_another_method_is_refused(loaded: Loaded, tmp_path: Pa
     run(loaded, tmp_path, dataset((90,)), method="ngram", trials=1, storage=None, study="mine")
     with pytest.raises(
         ClusterprofError,
-        match=r"'mine' .* made with method ngram, now snapkv; range of kernel size none, now .*--study",
+        match=r"'mine-40' .* made with method ngram, now snapkv; range of kernel size none, now .*--study",
     ):
         run(loaded, tmp_path, dataset((90,)), method="snapkv", trials=1, storage=None, study="mine")
 

@@ -98,7 +98,7 @@ def test_a_size_leaves_out_what_it_does_not_compress(
         assert result.samples["held_out"] == len(held_out - left_out) == len(result.judgement.tuned)
         assert result.samples["dropped"] == 0
     assert [sum(it.samples[part] for part in ("used", "held_out")) for it in (small, large)] == [8, 5]
-    assert listener.events[0] == ("prepared", 4, 4, 0)
+    assert listener.events[0] == ("prepared", 4, 4)
     assert not [event for event in listener.events if event[0] == "left out"]
     assert sorted(captured) == sorted(LENGTHS)
 

@@ -30,6 +30,7 @@ def result(
 
 TUNED = ClusterAttn(num_block=4, theta=0.003)
 DEFAULT = ClusterAttn(num_block=8, theta=0.002)
+SPACE = {"num_block": (1, 32), "theta": (1e-5, 0.1)}
 FULL = result("full", None, 1.0, 0.0, 1.0)
 
 
@@ -79,6 +80,7 @@ def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
             result("StreamingLLM", TopK(), kl=0.05),
         ),
         size=256,
+        space=SPACE,
     )
     rows = rows_of(table)
     assert bold(rows["tuned"]) == ["0.9500", "0.7000", "0.6000", "0.8000", "1.5000"]
@@ -96,7 +98,8 @@ def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
     ],
 )
 def test_the_table_says_on_which_prompts(prompts: int, held_out: bool, title: str) -> None:
-    assert title_of(methods_table(against_default(prompts=prompts, held_out=held_out), size=256)) == title
+    judged = against_default(prompts=prompts, held_out=held_out)
+    assert title_of(methods_table(judged, size=256, space=SPACE)) == title
 
 
 def differences(objective: ObjectiveName = "cosine", *behind: Estimate) -> dict[str, list[str]]:
@@ -214,6 +217,11 @@ def test_methods_that_are_closer_by_kl_are_named_the_default_too() -> None:
     closer = result("paper default", DEFAULT, kl=0.15, behind=ABOVE)
     [_, sentence] = said(judgement(tuned, closer, *others))
     assert sentence.startswith("On these prompts the paper's default and SnapKV keep the next token closer")
+    third = result("StreamingLLM", TopK(), kl=0.1, behind=ABOVE)
+    [_, sentence] = said(judgement(tuned, closer, *others, third))
+    assert sentence.startswith(
+        "On these prompts the paper's default, SnapKV and StreamingLLM keep the next token"
+    )
 
 
 def test_another_methods_default_is_its_own() -> None:
@@ -239,3 +247,5 @@ def test_another_methods_default_is_its_own() -> None:
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:
     judged = judgement(result("tuned", TopK()), result("top-k default", TopK(), behind=AROUND))
     assert said(judged, space=()) == ["top-k has nothing to tune; the profile holds it as it is."]
+    unseen = Judgement(judged.methods, judged.tuned, held_out=False)
+    assert title_of(methods_table(unseen, size=256, space={})) == "256 tokens kept per head, 8 prompts"

@@ -89,13 +89,26 @@ def test_the_tuned_method_and_its_baselines_are_shown_with_their_parameters() ->
 
 def test_the_held_out_score_stands_beside_the_tuning_one() -> None:
     shown = rendered(profile_summary(profile()))
-    assert "2 of 10 rows and 1 held out, seed 0" in shown
+    assert (
+        "2 of 10 rows and 1 held out, seed 0; of those to tune on 0 cut to the model's context, 1 set aside, "
+        "not longer than the size"
+    ) in shown
     assert "tuning cosine 0.9800 on 2 samples (95 % interval 0.9700 to 0.9900) held out nothing" in shown
     assert "On the 2 tuning samples:" in shown
     score = Score(objective="cosine", value=0.975, interval_95=(0.96, 0.98), samples=7)
     shown = rendered(profile_summary(with_results(held_out=score)))
     assert "held out cosine 0.9750 on 7 samples (95 % interval 0.9600 to 0.9800)" in shown
     assert "On the 7 held-out samples:" in shown
+    one = rendered(profile_summary(with_results(held_out=Score(objective="cosine", value=0.975, samples=1))))
+    assert "held out cosine 0.9750 on 1 sample search" in one
+    assert "On the 1 held-out sample:" in one
+
+
+def test_a_list_shows_the_held_out_value_where_there_is_one() -> None:
+    held_out = with_results(held_out=Score(objective="cosine", value=0.975, samples=7))
+    table = rendered(profiles_table({Path("seen.json"): profile(), Path("unseen.json"): held_out}))
+    assert "cosine 0.9800 │ │ │ │ │ │ │ │ (tuning) │" in table
+    assert "cosine 0.9750 │ │ │ │ │ │ │ │ (held out) │" in table
 
 
 def test_each_baseline_has_its_difference_in_80_columns() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from clusterprof.data import Prompt
 from clusterprof.profile import DroppedSample
+from clusterprof.profiling.samples import Samples
 from clusterprof.profiling.settings import TuneSettings
 from clusterprof.report.progress import TuneProgress, waiting
 
@@ -16,7 +17,10 @@ STORAGE = "postgresql://me:secret@host/db"
 
 
 def prompt(name: str, tokens: int) -> Prompt:
-    return Prompt(id=name, input_ids=tuple(range(tokens)), query_length=None, tokens_cut=0)
+    return Prompt(id=name, input_ids=tuple(range(tokens)), query_length=None, tokens_cut=max(0, tokens - 299))
+
+
+ONE = Samples((prompt("one", 100),), ())
 
 
 def trial(number: int, value: float | None) -> FrozenTrial:
@@ -42,7 +46,8 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 def tune(progress: TuneProgress) -> None:
     """A tune of three prompts, one held out, of which one fails, and three trials, one of which fails."""
     prompts = [prompt("one", 100), prompt("two", 300), prompt("three\x1b[2J", 200)]
-    progress.prepared(prompts[:2], prompts[2:], 2)
+    fitting = [prompt("four", 64), prompt("five", 10), prompt("six", 9)]
+    progress.prepared(Samples((*prompts[:2], fitting[0]), (prompts[2], *fitting[1:])))
     progress.captured(prompts[0], 2.0, None)
     progress.captured(prompts[1], 0.0, None)
     progress.captured(prompts[2], 1.0, "out of memory")
@@ -58,10 +63,12 @@ def test_a_log_has_plain_lines() -> None:
         tune(progress)
     lines = file.getvalue().splitlines()
     assert file.getvalue().replace("\n", "").isprintable()
-    assert lines[0] == (
-        "prompts  2 longer than size 64 to tune on, 1 to judge by (100 to 300 tokens), 2 set aside because "
-        "they fit in it, 0 cut to the model's context"
-    )
+    # What is held out is counted by itself, as a profile counts only what was tuned on.
+    assert lines[:2] == [
+        "prompts  2 to tune on, 100 to 300 tokens, 1 of them cut to the model's context; 1 more set aside, not longer "
+        "than size 64",
+        "held out 1 to judge by, 200 tokens; 2 more set aside, not longer than size 64",
+    ]
     # 500 tokens to go at 100 tokens in 2 s.
     assert "Capturing 1/3  100 tokens in 2.0 s, about 10 s left" in lines
     assert "three\\x1b[2J is left out: out of memory" in lines
@@ -92,7 +99,7 @@ def test_slow_captures_are_told_beforehand() -> None:
     said = {}
     for method in ("clusterattn", "h2o"):
         log, file = console(terminal=False)
-        TuneProgress(log, TuneSettings(sizes=(64,), method=method)).prepared([prompt("one", 100)], [], 0)
+        TuneProgress(log, TuneSettings(sizes=(64,), method=method)).prepared(ONE)
         said[method] = file.getvalue()
     assert "h2o needs the attention of all queries" in said["h2o"]
     assert "longer\n" not in said["clusterattn"]
@@ -101,7 +108,7 @@ def test_slow_captures_are_told_beforehand() -> None:
 def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(sizes=(64,), window="query"))
-    progress.prepared([prompt("one", 100)], [], 0)
+    progress.prepared(ONE)
     progress.captured(prompt("one", 100), 0.0, "Its question has 70 tokens.")
     assert file.getvalue().splitlines()[-2:] == [
         "one is left out: Its question has 70 tokens.",
@@ -120,8 +127,13 @@ def test_a_prompt_that_a_size_cannot_use_is_left_out() -> None:
 
 def test_the_smallest_of_several_sizes_decides_what_is_set_aside() -> None:
     log, file = console(terminal=False)
-    TuneProgress(log, TuneSettings(sizes=(128, 64))).prepared([prompt("one", 100)], [], 1)
-    assert "1 longer than size 64 to tune on, 0 to judge by" in file.getvalue()
+    TuneProgress(log, TuneSettings(sizes=(128, 64))).prepared(
+        Samples((prompt("one", 100), prompt("two", 64)), ())
+    )
+    assert file.getvalue().splitlines()[:2] == [
+        "prompts  1 to tune on, 100 tokens; 1 more set aside, not longer than size 64",
+        "held out 0 to judge by",
+    ]
 
 
 def test_every_search_is_counted_from_its_start() -> None:
@@ -219,7 +231,7 @@ def test_an_interruption_says_what_is_kept() -> None:
     progress = TuneProgress(log, TuneSettings(sizes=(64,)))
     assert "before a prompt was captured" in progress.interruption()
     prompts = [prompt("one", 100), prompt("two", 300)]
-    progress.prepared(prompts[:1], prompts[1:], 0)
+    progress.prepared(Samples((prompts[0],), (prompts[1],)))
     progress.captured(prompts[0], 1.0, None)
     assert "1 of 2 captures are finished and kept" in progress.interruption()
     progress.searching(64, "clusterattn", "places", STORAGE, 3, 50)
