@@ -266,7 +266,7 @@ CaptureMemory = Annotated[
         parser=memory_bytes,
         metavar="AMOUNT",
         help="Disk space for the captures of all runs together, as 8GiB: those used longest ago are deleted when "
-        "they take more, but none of this run's. In memory they only fill the page cache.",
+        "they take more, but none that a run is using. In memory they only fill the page cache.",
         rich_help_panel=_SEARCH,
     ),
 ]

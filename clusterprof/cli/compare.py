@@ -36,6 +36,7 @@ def compare(
     ] = _BASELINES,
     samples: Annotated[int | None, samples_option("Held-out rows, instead of all.")] = None,
     decode_tokens: opt.DecodeTokens = 64,
+    capture_memory: opt.CaptureMemory = "20GiB",
     data_dir: opt.DataDir = None,
     templates: opt.Templates = None,
     output: Annotated[
@@ -78,7 +79,7 @@ def compare(
         _say_if_not_scored(bench, made)
         return made
 
-    run(options, Plan(bench, entering, tasks, decode_tokens=decode_tokens))
+    run(options, Plan(bench, entering, tasks, decode_tokens=decode_tokens, capture_memory=capture_memory))
 
 
 def _say_if_not_scored(bench: "HeldOutBenchmark", tasks: "Sequence[Task]") -> None:

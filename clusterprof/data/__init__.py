@@ -3,7 +3,7 @@
 from clusterprof.data.loading import DEFAULT_TOKENS, DatasetInfo, list_datasets, load_dataset
 from clusterprof.data.prompts import Prompt, build_prompt
 from clusterprof.data.rows import Dataset, Message, Row
-from clusterprof.data.sampling import sample_rows
+from clusterprof.data.sampling import drawing_order, sample_rows
 
 __all__ = [
     "DEFAULT_TOKENS",
@@ -13,6 +13,7 @@ __all__ = [
     "Prompt",
     "Row",
     "build_prompt",
+    "drawing_order",
     "list_datasets",
     "load_dataset",
     "sample_rows",

@@ -39,9 +39,13 @@ def sample_rows(
     if samples is not None and samples < 1:
         raise DataError(f"The number of samples is {samples}, and must be at least 1.")
     wanted = max(1, round(fraction * len(dataset.rows))) if samples is None else samples
+    return tuple(dataset.rows[index] for index in sorted(drawing_order(dataset, seed)[:wanted]))
+
+
+def drawing_order(dataset: Dataset, seed: int) -> list[int]:
+    """Positions of all rows, in the order in which :func:`sample_rows` draws them."""
 
     def rank(index: int) -> bytes:
         return hashlib.sha256(f"{seed}\n{dataset.rows[index].id}".encode()).digest()
 
-    chosen = sorted(range(len(dataset.rows)), key=rank)[:wanted]
-    return tuple(dataset.rows[index] for index in sorted(chosen))
+    return sorted(range(len(dataset.rows)), key=rank)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterprof.data import load_dataset, sample_rows
+from clusterprof.data import load_dataset
 from clusterprof.data.files import open_file, read_jsonl
 from clusterprof.data.records import text_field
 from clusterprof.data.rows import Dataset, Message, Row, make_dataset
@@ -27,9 +28,7 @@ def generated_lines(maker: TaskMaker, *, tokens: Sequence[int], samples: int, se
     tasks = []
     for length in tokens:
         dataset = load_dataset("lines", tokenizer=maker.tokenizer, tokens=length, seed=seed)
-        rows = sample_rows(dataset, samples=samples, seed=seed)
-        labels = {"tokens": length}
-        tasks += maker.make("lines", rows, labels=labels, content_hash=dataset.content_hash)
+        tasks += maker.draw(dataset, samples=samples, seed=seed, labels={"tokens": length})
     return tasks
 
 
@@ -37,9 +36,8 @@ def lines_of_files(maker: TaskMaker, files: Iterable[LongEval], *, samples: int,
     """Prompts of LongEval's files, up to ``samples`` of each."""
     tasks = []
     for dataset, lines in files:
-        for row in sample_rows(dataset, samples=samples, seed=seed):
-            labels = {"lines": lines[row.messages[0].content]}
-            tasks += maker.make("lines", [row], labels=labels, content_hash=dataset.content_hash)
+        for task in maker.draw(dataset, samples=samples, seed=seed):
+            tasks.append(replace(task, labels={"lines": lines[task.row.messages[0].content]}))
     return tasks
 
 

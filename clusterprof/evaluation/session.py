@@ -15,6 +15,7 @@ from clusterprof.errors import CompressionError
 from clusterprof.evaluation.decode import greedy
 from clusterprof.evaluation.tasks import Entrant, Task, window_of
 from clusterprof.profiling.capture import Capture, end_tokens
+from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.collect import find_capture
 from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.prefill import next_token_log_probs, prefill_prompt
@@ -56,10 +57,11 @@ class Session:
         cache_dir: Path,
         *,
         decode_tokens: int = 0,
+        capture_memory: int = LIMIT_BYTES,
     ) -> Session:
-        """A session whose captures decode so many tokens and are kept in the cache folder."""
+        """A session whose captures decode so many tokens and are kept in the cache folder, within so many bytes."""
         origin = Origin.of(model, tokenizer, decode_tokens=decode_tokens)
-        store = CaptureStore(cache_dir / "captures", origin)
+        store = CaptureStore(cache_dir / "captures", origin, capture_memory)
         return cls(model, tokenizer, store)
 
     def run(

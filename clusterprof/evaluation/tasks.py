@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterprof.data import Prompt, Row, build_prompt
+from clusterprof.data import Dataset, Prompt, Row, build_prompt, drawing_order
 from clusterprof.errors import CompressionError, DataError
 from clusterprof.evaluation.contestants import Contestant
 from clusterprof.profile import Compression
@@ -158,6 +158,46 @@ class TaskMaker:
     longest: int | None = None
     whole: bool = False
     left_out: Counter[str] = field(default_factory=Counter, init=False)
+
+    def draw(
+        self,
+        dataset: Dataset,
+        *,
+        samples: int | None,
+        seed: int,
+        max_new_tokens: int | None = None,
+        labels: Labels | None = None,
+    ) -> list[Task]:
+        """The tasks of as many rows as are asked for, in the dataset's order; fewer if it has no more that are usable.
+
+        They are drawn as by :func:`clusterprof.data.sample_rows`, another row in place of each that is left out, so
+        a larger draw contains the smaller ones.
+
+        Parameters
+        ----------
+        samples : int, optional
+            By default all rows.
+        max_new_tokens, labels
+            As for :meth:`make`.
+
+        Raises
+        ------
+        DataError
+            As :meth:`make`.
+        """
+        drawn: dict[int, Task] = {}
+        for index in drawing_order(dataset, seed):
+            if len(drawn) == samples:
+                break
+            for task in self.make(
+                dataset.name,
+                [dataset.rows[index]],
+                max_new_tokens=max_new_tokens,
+                labels=labels,
+                content_hash=dataset.content_hash,
+            ):
+                drawn[index] = task
+        return [drawn[index] for index in sorted(drawn)]
 
     def make(
         self,

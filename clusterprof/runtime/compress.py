@@ -20,12 +20,14 @@ from clusterprof.runtime.cache import (
 )
 from clusterprof.runtime.observers import decoding, prefilling, refuse_drafts
 from clusterprof.runtime.padding import Rows, alike, left_padding
+from clusterprof.runtime.reusable import reusable
 from clusterprof.runtime.settings import Eviction, LaterTurns
 from clusterprof.runtime.static_cache import StaticCompressedLayer
 from clusterprof.runtime.turns import RunningTurn, turns_of_generate
 from clusterprof.runtime.words import starts_of_words
 
 
+@reusable
 @contextmanager
 def compress(
     model: PreTrainedModel,
@@ -37,7 +39,7 @@ def compress(
     tokenizer: PreTrainedTokenizerBase | None = None,
     force: bool = False,
 ) -> Iterator[None]:
-    """Compress the KV cache of every prompt that ``model`` prefills inside this context.
+    """Compress the KV cache of every prompt that ``model`` prefills inside this context, which may be entered again.
 
     The prefill runs on the model's own attention backend over the whole prompt. Right after each layer's
     attention its cache shrinks to ``size`` tokens per KV head; decoding goes on over that. A prompt of at

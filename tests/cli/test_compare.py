@@ -195,6 +195,13 @@ def test_a_path_may_hold_a_comma(compare: Callable[..., Finished], tuned: Path, 
     assert {it.method for it in measured} == {"full", "clusterattn (one, two)"}
 
 
+def test_captures_are_bounded(compare: Callable[..., Finished], run: Run, tuned: Path) -> None:
+    finished = compare(tuned, "--methods", "topk", "--samples", 2, "--capture-memory", "1KB", "--json")
+    assert len({it.prompt for it in results(finished)}) == 2
+    # That of the prompt which was measured last.
+    assert len(run("captures", "ls", "--json").json()["captures"]) == 1
+
+
 def test_a_small_profile_needs_no_window_of_32(
     compare: Callable[..., Finished], tuned: Path, tmp_path: Path
 ) -> None:
@@ -280,10 +287,10 @@ def test_wrong_usage(run: Run, tuned: Path, args: Sequence[str], allowed: str) -
 
 
 def test_a_profile_that_evicts_while_decoding_is_refused(run: Run, tuned: Path, tmp_path: Path) -> None:
-    method = {"name": "h2o", "evict_while_decoding": True}
+    method = {"name": "streaming_llm", "evict_while_decoding": True}
     finished = run("compare", edited(tuned, tmp_path / "d.json", "compression", method=method))
     assert finished.code == 2
-    assert "h2o (d) evicts while decoding" in re.sub(r"[│\s]+", " ", finished.err)
+    assert "streaming_llm (d) evicts while decoding" in re.sub(r"[│\s]+", " ", finished.err)
 
 
 def test_what_cannot_be_compared_is_refused(

@@ -405,6 +405,13 @@ def test_long_prompts_are_cut_or_left_out(run: Run, model_folder: Path, asked_fi
     assert whole.code == 0, whole.err
     assert re.search(r"prompts  [12] left out, because they would have to be cut", whole.err)
     assert max(it.prompt_tokens for it in results("whole.jsonl")) < 150
+    fitting = {it.prompt for it in results("whole.jsonl")}
+    # As many as are asked for, whichever rows are drawn first.
+    for seed in range(3):
+        file = f"{seed}.jsonl"
+        fewer = [*command[:-1], len(fitting), "--max-tokens", 150, "--whole", "--seed", seed, "-o", file]
+        assert run(*fewer).code == 0
+        assert {it.prompt for it in results(file)} == fitting
 
 
 @pytest.mark.parametrize("bench", ["fit", "hit-rate", "ablation"])
@@ -442,6 +449,23 @@ def test_fit_of_every_method(run: Run, model_folder: Path, asked_file: Path) -> 
     again = run("eval", "fit", "--dataset", asked_file, "--model", model_folder, *SMALL, "--decode-tokens", 4)
     assert "6 of them found in the file" in again.err
     assert "cosine" in again.out.lower()
+
+
+@pytest.mark.parametrize("bench", ["fit", "hit-rate", "ablation"])
+def test_captures_are_bounded_and_can_be_cleaned(
+    run: Run, model_folder: Path, asked_file: Path, bench: str
+) -> None:
+    sizes = [] if bench == "hit-rate" else ["--sizes", 48]
+    command = [
+        "eval", bench, "--dataset", asked_file, "--model", model_folder, "--window", 8, *sizes,
+        "--decode-tokens", 4, "--samples", 4,
+    ]  # fmt: skip
+    assert run(*command, "--capture-memory", "1KB").code == 0
+    # That of the prompt which was measured last.
+    assert len(run("captures", "ls", "--json").json()["captures"]) == 1
+    assert run("captures", "clean", "--json").json()["deleted"] == 1
+    assert run(*command, "-o", "again.jsonl").code == 0
+    assert len(run("captures", "ls", "--json").json()["captures"]) >= 3
 
 
 def test_hit_rate_over_lengths(run: Run, model_folder: Path, asked_file: Path) -> None:

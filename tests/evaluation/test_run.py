@@ -17,9 +17,10 @@ from clusterprof.evaluation.run import Measured, evaluate
 from clusterprof.evaluation.session import Session
 from clusterprof.evaluation.tasks import Entrant, Task, entrants
 from clusterprof.methods import TopK
-from clusterprof.profile import Environment
+from clusterprof.profile import Baseline, Environment
 from tests.evaluation.engine import Heard, make_entrants, make_tasks, open_session, row
 from tests.evaluation.test_contestants import saved
+from tests.profile.examples import profile
 from tests.tiny import tiny_llama
 
 NAMES = ["topk", "snapkv"]
@@ -206,7 +207,10 @@ def test_whatever_determines_a_result_is_in_its_key(
     with torch.no_grad():
         other_model = tiny_llama()
         other_model.lm_head.weight[3, 3] += 1
-    path = saved(tmp_path / "topk.json", compression={"method": TopK(), "size": 24, "window": 8})
+    of_topk = {"baselines": (Baseline(method=TopK(), metrics=profile().results.metrics),)}
+    path = saved(
+        tmp_path / "topk.json", compression={"method": TopK(), "size": 24, "window": 8}, results=of_topk
+    )
     runs: list[tuple[Session, Task, Entrant, Bench]] = [
         (session, task, topk, Bench()),
         (open_session(other_model, tmp_path), task, topk, Bench()),

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
 
-from clusterprof.data import Message, Row
+from clusterprof.data import Message, Row, sample_rows
+from clusterprof.data.rows import make_dataset
 from clusterprof.errors import DataError
 from clusterprof.evaluation.contestants import Contestant, contestants
 from clusterprof.evaluation.tasks import Entrant, TaskMaker, check_questions, entrants
@@ -105,6 +107,31 @@ def test_prompts_that_would_be_cut_can_be_left_out(model: PreTrainedModel) -> No
     assert [task.prompt.id for task in maker.make("places", [row(93), row(92)])] == ["row-92-0"]
     assert maker.make("places", [row(300)]) == []
     assert maker.left_out == {"they would have to be cut": 2}
+
+
+def test_rows_that_would_be_cut_make_room_for_others(model: PreTrainedModel) -> None:
+    # Every other row is too long.
+    rows = [row(300 if n % 2 else 60, seed=n) for n in range(20)]
+    data = make_dataset("places", "made up", "", rows)
+    place = {row.id: n for n, row in enumerate(data.rows)}
+    maker = TaskMaker(model, tiny_tokenizer(), whole=True)
+    drawn = {
+        samples: [place[task.row.id] for task in maker.draw(data, samples=samples, seed=3)]
+        for samples in (1, 4, 9, 10, 15, None)
+    }
+    assert [len(found) for found in drawn.values()] == [1, 4, 9, 10, 10, 10]
+    assert all(found == sorted(found) for found in drawn.values())
+    for fewer, more in pairwise(drawn.values()):
+        assert set(fewer) <= set(more)
+    assert drawn[None] == list(range(0, 20, 2))
+    # Where nothing is left out, the draw is that of every other command.
+    everything = TaskMaker(model, tiny_tokenizer())
+    for samples in (1, 7, 20):
+        made = everything.draw(data, samples=samples, seed=3, labels={"n": 1}, max_new_tokens=5)
+        assert tuple(task.row for task in made) == sample_rows(data, samples=samples, seed=3)
+    assert (made[0].labels, made[0].max_new_tokens, made[0].dataset) == ({"n": 1}, 5, "places")
+    assert made[0].content_hash == data.content_hash
+    assert {place[row.id] for row in sample_rows(data, samples=4, seed=3)} - set(drawn[4])
 
 
 def test_an_answer_as_long_as_the_context_is_refused(model: PreTrainedModel) -> None:

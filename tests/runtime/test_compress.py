@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from clusterprof import Profile, compress
-from clusterprof.errors import ProfileError
+from clusterprof.errors import CompressionError, ProfileError
 from clusterprof.methods import SnapKV
 from clusterprof.profile import Compression
 from clusterprof.runtime.selection import kept_positions
@@ -79,6 +79,27 @@ def test_rows_of_a_batch_keep_all_their_tokens_while_these_fit(kept_sets: list[T
     for kept in kept_sets:
         for row, length in ((1, 10), (2, 3)):
             assert set(range(60 - length, 60)) <= set(kept[row, 0].tolist())
+
+
+def test_a_context_can_be_entered_again_but_not_inside_itself() -> None:
+    model, prompt = tiny_llama(eos_token_id=None), random_stream()[None, :60]
+    context = compress(model, TINY)
+    for _ in range(2):
+        with context:
+            assert stored_lengths(generate(model, prompt, 1).cache) == [TINY.size] * 2
+            with pytest.raises(CompressionError, match=r"already inside compress\(\)"), context:
+                pytest.fail("entered")
+            assert stored_lengths(generate(model, prompt, 1).cache) == [TINY.size] * 2
+        assert stored_lengths(generate(model, prompt, 1).cache) == [60] * 2
+
+    @context
+    def decorated() -> list[int]:
+        return stored_lengths(generate(model, prompt, 1).cache)
+
+    assert decorated() == decorated() == [TINY.size] * 2
+    with pytest.raises(ZeroDivisionError), context:
+        _ = 1 / 0
+    assert stored_lengths(generate(model, prompt, 1).cache) == [60] * 2
 
 
 def test_a_profile_of_another_model_is_refused_unless_forced() -> None:

@@ -49,6 +49,8 @@ class Plan:
         Makes the prompts, once there is a model.
     decode_tokens : int
         Of captures; 0 for benchmarks without.
+    capture_memory : int
+        Bytes that the files of all captures may take together; 0 for benchmarks without.
     longest : int, optional
         Most tokens of a prompt.
     whole : bool
@@ -59,6 +61,7 @@ class Plan:
     entering: "Sequence[Entrant]"
     tasks: "Callable[[TaskMaker], list[Task]]"
     decode_tokens: int = 0
+    capture_memory: int = 0
     longest: int | None = None
     whole: bool = False
 
@@ -147,7 +150,13 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
     for entrant in plan.entering:
         if entrant.contestant.profile is not None:
             entrant.contestant.profile.check(model, tokenizer)
-    session = Session.open(model, tokenizer, cache_dir(), decode_tokens=plan.decode_tokens)
+    session = Session.open(
+        model,
+        tokenizer,
+        cache_dir(),
+        decode_tokens=plan.decode_tokens,
+        capture_memory=plan.capture_memory,
+    )
     maker = TaskMaker(model, tokenizer, plan.longest, plan.whole)
     tasks = plan.tasks(maker)
     say_prompts(maker, tasks, console)
@@ -226,7 +235,7 @@ def loaded_tasks(
     samples : int, optional
         How many rows, of each prompt length where a generator is asked for several; by default all.
     check : callable, optional
-        Raises if the chosen rows are not what the benchmark needs.
+        Raises if the drawn rows are not what the benchmark needs.
     """
     from clusterprof.cli._data import load_rows
     from clusterprof.data import sample_rows
@@ -235,32 +244,29 @@ def loaded_tasks(
     if data.tokens is not None:
         lengths = [*numbers_of(data.tokens, "--tokens", lowest=opt.MIN_TOKENS)]
 
-    def choose(loaded: "Dataset") -> "Sequence[Row]":
-        chosen = sample_rows(loaded, fraction=1.0, samples=samples, seed=seed)
-        if check is not None:
-            check(chosen)
-        return chosen
-
     def load(length: int | None, tokenizer: "PreTrainedTokenizerBase | None") -> "Dataset | None":
         return load_rows(data.dataset, length, seed, data.data_dir, data.templates, tokenizer)
 
     # Also says that a dataset takes no length.
     known = load(lengths[0], None)
-    if known is not None:
-        choose(known)
+    if known is not None and check is not None:
+        check(sample_rows(known, fraction=1.0, samples=samples, seed=seed))
 
     def make(maker: "TaskMaker") -> "list[Task]":
         tasks = []
         for length in lengths:
             loaded = known or load(length, maker.tokenizer)
             assert loaded is not None
-            tasks += maker.make(
-                loaded.name,
-                choose(loaded),
+            tasks += maker.draw(
+                loaded,
+                samples=samples,
+                seed=seed,
                 max_new_tokens=max_new_tokens,
                 labels={} if length is None else {"tokens": length},
-                content_hash=loaded.content_hash,
             )
+        # Others than above, where some of those would have to be cut.
+        if check is not None:
+            check([task.row for task in tasks])
         return tasks
 
     return make

@@ -28,6 +28,7 @@ def fit(
     data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    capture_memory: opt.CaptureMemory = "20GiB",
     chosen: MethodOptions,
     options: RunOptions,
 ) -> None:
@@ -36,9 +37,8 @@ def fit(
 
     entrants = entering(chosen, options.window)
     check_replayable(entrants)
-    _run(
-        options, FitBenchmark("fit", {"decode_tokens": decode_tokens}), data, samples, decode_tokens, entrants
-    )
+    bench = FitBenchmark("fit", {"decode_tokens": decode_tokens})
+    _run(options, bench, data, samples, decode_tokens, capture_memory, entrants)
 
 
 @with_groups
@@ -47,6 +47,7 @@ def hit_rate(
     data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 5,
     decode_tokens: opt.DecodeTokens = 512,
+    capture_memory: opt.CaptureMemory = "20GiB",
     options: RunOptions,
 ) -> None:
     """How much of what the answer looks at, the window had looked at before, layer by layer (Figure 4)."""
@@ -57,7 +58,8 @@ def hit_rate(
     if options.window == "query":
         raise typer.BadParameter("hit-rate needs a number of tokens.", param_hint="--window")
     full = entrants(contestants([]), [], options.window)
-    _run(options, HitRateBenchmark(options.window, decode_tokens), data, samples, decode_tokens, full)
+    bench = HitRateBenchmark(options.window, decode_tokens)
+    _run(options, bench, data, samples, decode_tokens, capture_memory, full)
 
 
 @with_groups
@@ -66,6 +68,7 @@ def ablation(
     data: DataOptions,
     samples: Annotated[int | None, samples_option("Rows.")] = 10,
     decode_tokens: opt.DecodeTokens = 64,
+    capture_memory: opt.CaptureMemory = "20GiB",
     sizes: Sizes = None,
     options: RunOptions,
 ) -> None:
@@ -75,14 +78,8 @@ def ablation(
     from clusterprof.evaluation.tasks import entrants
 
     points = [it for size in sizes_of(sizes) for it in entrants(contestants(size), [size], options.window)]
-    _run(
-        options,
-        FitBenchmark("ablation", {"decode_tokens": decode_tokens}),
-        data,
-        samples,
-        decode_tokens,
-        points,
-    )
+    bench = FitBenchmark("ablation", {"decode_tokens": decode_tokens})
+    _run(options, bench, data, samples, decode_tokens, capture_memory, points)
 
 
 def _run(
@@ -91,7 +88,8 @@ def _run(
     data: DataOptions,
     samples: int | None,
     decode_tokens: int,
+    capture_memory: int,
     entrants: "Sequence[Entrant]",
 ) -> None:
     tasks = loaded_tasks(data, samples=samples, seed=options.seed, max_new_tokens=decode_tokens)
-    run(options, Plan(bench, entrants, tasks, decode_tokens=decode_tokens))
+    run(options, Plan(bench, entrants, tasks, decode_tokens=decode_tokens, capture_memory=capture_memory))

@@ -50,6 +50,7 @@ def clusters(
         Path, typer.Option("--output", "-o", help="Folder for the pictures.", rich_help_panel=_PICTURE)
     ] = Path("clusters"),
     decode_tokens: opt.DecodeTokens = 64,
+    capture_memory: opt.CaptureMemory = "20GiB",
     seed: opt.Seed = 0,
     model: opt.Model = None,
     running: opt.Running,
@@ -71,7 +72,9 @@ def clusters(
 
     choice = ModelChoice(model or default_model(), running)
     loaded, tokenizer = choice.load(console)
-    session = Session.open(loaded, tokenizer, cache_dir(), decode_tokens=decode_tokens)
+    session = Session.open(
+        loaded, tokenizer, cache_dir(), decode_tokens=decode_tokens, capture_memory=capture_memory
+    )
     maker = TaskMaker(loaded, tokenizer)
     (task,) = make(maker)
     say_prompts(maker, [task], console)

@@ -1,6 +1,5 @@
 """`clusterprof eval longbench`: LongBench's 16 English tasks, with its protocol and metrics."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,8 +45,10 @@ def longbench(
     options: RunOptions,
 ) -> None:
     """LongBench: protocol and metrics of its authors; task, group and overall means (Tables 2, 5, 6, 7)."""
+    from clusterprof.data import sample_rows
     from clusterprof.data.longbench_tasks import LONGBENCH_TASKS
     from clusterprof.evaluation.generation import GenerationBenchmark, score_longbench
+    from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK, check_rows
 
     names = list(LONGBENCH_TASKS) if tasks is None else names_of(tasks, "--tasks")
     unknown = next((name for name in names if name not in LONGBENCH_TASKS), None)
@@ -55,15 +56,18 @@ def longbench(
         raise typer.BadParameter(
             f"{unknown!r} is none of {', '.join(LONGBENCH_TASKS)}.", param_hint="--tasks"
         )
-    datasets = _load(names, data_dir, templates, samples, options.seed, all_needed=tasks is not None)
+    datasets = _load(names, data_dir, templates, all_needed=tasks is not None)
+    for it in datasets:
+        check_rows(it.name, sample_rows(it, fraction=1.0, samples=samples, seed=options.seed))
 
     def make(maker: "TaskMaker") -> "list[Task]":
-        from clusterprof.evaluation.longbench_scores import GROUP_OF_TASK
-
         made = []
         for it in datasets:
             labels = {"task": it.name, "group": GROUP_OF_TASK[it.name]}
-            made += maker.make(it.name, it.rows, labels=labels, content_hash=it.content_hash)
+            drawn = maker.draw(it, samples=samples, seed=options.seed, labels=labels)
+            # Others than above, where some of those would have to be cut.
+            check_rows(it.name, [task.row for task in drawn])
+            made += drawn
         return made
 
     bench = GenerationBenchmark("longbench", score_longbench)
@@ -71,28 +75,14 @@ def longbench(
 
 
 def _load(
-    names: list[str],
-    data_dir: "Path | None",
-    templates: "Path | None",
-    samples: int | None,
-    seed: int,
-    *,
-    all_needed: bool,
+    names: list[str], data_dir: "Path | None", templates: "Path | None", *, all_needed: bool
 ) -> "list[Dataset]":
-    """The tasks' sampled rows, checked; of a folder with only some tasks, those, unless they were asked for by name."""
-    from clusterprof.data import sample_rows
+    """The tasks' rows; of a folder with only some tasks, those, unless they were asked for by name."""
     from clusterprof.data.longbench import load_longbench, longbench_tasks_in
-    from clusterprof.evaluation.longbench_scores import check_rows
 
     present = names if data_dir is None or all_needed else longbench_tasks_in(data_dir)
     if not present:
         raise DataError(
             f"There is no LongBench task in {data_dir}; give a folder with files such as qasper.jsonl."
         )
-    datasets = []
-    for name in present:
-        dataset = load_longbench(name, data_dir, templates)
-        rows = sample_rows(dataset, fraction=1.0, samples=samples, seed=seed)
-        check_rows(name, rows)
-        datasets.append(replace(dataset, rows=rows))
-    return datasets
+    return [load_longbench(name, data_dir, templates) for name in present]
