@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from clusterprof.profile import DroppedSample
+    from clusterprof.profiling.samples import Samples
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Clock:
 
     begun: dict[str, float] = field(default_factory=dict)
 
-    def prepared(self, tuning: Sequence[Prompt], held_out: Sequence[Prompt], fitting: int) -> None:
+    def prepared(self, samples: "Samples") -> None:
         """Captures begin."""
         self.begun["capture"] = time.monotonic()
 
