@@ -36,7 +36,7 @@ def unusable(url: str, error: Exception) -> ClusterprofError:
     # What is no URL may have a password anywhere.
     shown = one_line(without_credentials(url)) if "://" in url else "of --storage"
     return ClusterprofError(
-        f"The study storage {shown} cannot be opened ({one_line(reason, _LONGEST_REASON).removesuffix('.')}); give "
+        f"The study storage {shown} cannot be opened ({one_line(reason.removesuffix('.'), _LONGEST_REASON)}); give "
         "--storage a URL such as sqlite:///study.db, with the database's driver installed."
     )
 

@@ -13,7 +13,8 @@ class Reusable(ContextDecorator):
     """A context that is made anew each time it is entered."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
-        self._make, self._entered = make, ExitStack()
+        self._make = make
+        self._entered: ExitStack[bool | None] = ExitStack()
 
     def __enter__(self) -> None:
         self._entered.enter_context(self._make())
@@ -23,7 +24,7 @@ class Reusable(ContextDecorator):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:
         return self._entered.__exit__(kind, error, traceback)
 
 

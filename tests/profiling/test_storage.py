@@ -34,7 +34,7 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
         ("sqlite:////home/me@work/s:t.db", "locked: /home/me@work/s:t.db", "locked: /home/me@work/s:t.db"),
         ("mysql://me:s3cret@host/db", "", "ValueError"),
         ("mysql://me:s3cret@host/db", "ends.", "ends"),
-        ("mysql://host/db", "\x1b[2J" + "x" * 400, "\\x1b[2J" + "x" * 290 + "..."),
+        ("mysql://host/db", "\x1b[2J" + "x" * 400, "\\x1b[2J" + "x" * 293 + "..."),
         ("", "no URL", "no URL"),
     ],
 )
