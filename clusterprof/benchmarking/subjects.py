@@ -54,8 +54,5 @@ def subjects(ours: Compression, *, tuned: bool) -> list[Subject]:
         FULL,
         PREALLOCATED,
         Subject("ours", label, ours),
-        *(
-            Subject(method.name, label, ours.model_copy(update={"method": method}))
-            for label, method in baselines
-        ),
+        *(Subject(method.name, label, ours.uniform(method)) for label, method in baselines),
     ]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from clusterprof.errors import ProfileError
 from clusterprof.profile import files, match
+from clusterprof.profile.compression import Compression
 from clusterprof.profile.fields import SchemaVersion
+from clusterprof.profile.section import Section
 from clusterprof.profile.sections import (
-    Compression,
     DatasetRecord,
     Environment,
     ModelIdentity,
     Results,
     Search,
-    Section,
 )
 
 if TYPE_CHECKING:
