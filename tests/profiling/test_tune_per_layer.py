@@ -85,7 +85,7 @@ def test_the_profile_has_the_values_that_win(loaded: Loaded, tmp_path: Path, obj
     assert profile.results.metrics.kl == pytest.approx(first.scores.kl)
     steps = listener.events.count(("tried per layer",))
     (most,) = (event[1] for event in listener.events if event[0] == "searching per layer")
-    assert 4 <= steps <= most == 4 + 2 * 3
+    assert 0 < steps <= most <= 4 + 2 * 3
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
 
@@ -133,8 +133,9 @@ def test_it_starts_from_the_searchs_points(
     result = run(loaded, tmp_path, ROWS, **OPTIONS)
     [(uniform, points)] = asked
     assert uniform == result.profile.compression
-    assert len(points) == 4
+    # Not those that were given up.
     assert uniform in points
+    assert len(points) <= 4
     assert all(point.method.name == "clusterattn" for point in points)
 
 
