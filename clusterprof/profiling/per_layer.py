@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from clusterprof.errors import spares_the_run
@@ -78,9 +78,9 @@ def search_per_layer(
 
         outputs = _outputs(evaluator, points, step)
         greedy = _Greedy(evaluator, objective, step, uniform)
-        for group in np.array_split(np.arange(len(layers)), min(GROUPS, len(layers))):
+        for group in torch.arange(len(layers)).tensor_split(min(GROUPS, len(layers))):
             ranked = sorted(outputs, key=lambda point: -float(outputs[point][group].mean()))
-            greedy.choose(tuple(layers[i] for i in group), [point.method for point in ranked])
+            greedy.choose(tuple(layers[i] for i in group.tolist()), [point.method for point in ranked])
     best = greedy.best if greedy.best.overrides else None
     return PerLayer(best, greedy.tried, evaluator.replays - before)
 

@@ -1,4 +1,6 @@
+import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -6,13 +8,23 @@ import pytest
 from clusterprof import Profile
 from clusterprof.profiling import tune as tune_module
 from clusterprof.profiling.per_layer import PerLayer
-from tests.cli.conftest import QUICK, Run
+from tests.cli.conftest import QUICK, WORDS, Run
 
-HALF = [*QUICK[:-2], "--samples", 1, "--holdout", 1]
+HALF = [*QUICK[:-2], "--samples", 2, "--holdout", 2, "--per-layer"]
 
 
-def test_values_per_layer_are_told_and_written(run: Run, model_folder: Path, dataset_file: Path) -> None:
-    command = ["tune", "--dataset", dataset_file, "--model", model_folder, *HALF, "--seed", 1, "--per-layer"]
+@pytest.fixture(scope="module")
+def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four prompts, each longer than the size."""
+    rng = Random(1)
+    rows = [{"prompt": " ".join(rng.choices(WORDS, k=count))} for count in (25, 28, 31, 34)]
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_values_per_layer_are_told_and_written(run: Run, model_folder: Path, rows_file: Path) -> None:
+    command = ["tune", "--dataset", rows_file, "--model", model_folder, *HALF]
     finished = run(*command, "--json")
     assert finished.code == 0, finished.err
     [document] = finished.json()["profiles"]
@@ -59,15 +71,13 @@ def test_without_held_out_prompts_it_is_refused(
 
 
 def test_ctrl_c_in_it_leaves_a_profile_of_the_search(
-    run: Run, model_folder: Path, dataset_file: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model_folder: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: Any, **options: Any) -> PerLayer:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tune_module, "search_per_layer", interrupted)
-    finished = run(
-        "tune", "--dataset", dataset_file, "--model", model_folder, *HALF, "--seed", 1, "--per-layer"
-    )
+    finished = run("tune", "--dataset", rows_file, "--model", model_folder, *HALF)
     assert finished.code == 1
     assert "Interrupted: the result rests on the 3 trials" in finished.err
     assert Profile.load(finished.out.strip()).compression.overrides == ()

@@ -7,7 +7,7 @@ import pytest
 
 from clusterprof import Profile
 from clusterprof.errors import ClusterprofError, CompressionError, DataError
-from clusterprof.methods import ClusterAttn
+from clusterprof.methods import ClusterAttn, MethodConfig
 from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling import tune as tune_module
 from clusterprof.profiling.evaluate import Evaluator
@@ -22,7 +22,12 @@ __all__ = ["loaded"]
 
 ROWS = dataset(range(60, 70))
 OPTIONS: dict[str, Any] = {"fraction": 0.5, "trials": 4, "per_layer": True}
-OVERRIDE = LayerOverride(layers=(1,), method=ClusterAttn(num_block=5, theta=0.1, gap_pool=3))
+OTHER = ClusterAttn(num_block=5, theta=0.1, gap_pool=3)
+
+
+def in_all_layers(compression: Compression, method: MethodConfig) -> Compression:
+    """Overridden in both layers of the tiny model."""
+    return compression.model_copy(update={"overrides": (LayerOverride(layers=(0, 1), method=method),)})
 
 
 @pytest.mark.parametrize("objective", ["cosine", "kl"])
@@ -33,12 +38,10 @@ def test_held_out_prompts_decide_which_of_the_two_the_profile_has(objective: Any
         capture(model, random_prompt(length, seed=length), decode_tokens=5) for length in (60, 45, 50)
     ]
     evaluator = Evaluator(model, captures)
-    other = SMALL.uniform(OVERRIDE.method).model_copy(
-        update={"overrides": (LayerOverride(layers=(1,), method=SMALL.method),)}
-    )
-    mixed = SMALL.model_copy(update={"overrides": (OVERRIDE,)})
+    other = SMALL.uniform(OTHER)
+    pairs = [(SMALL, in_all_layers(SMALL, OTHER)), (other, in_all_layers(other, SMALL.method))]
     outcomes = set()
-    for best, per_layer in ((SMALL, mixed), (SMALL.uniform(OVERRIDE.method), other)):
+    for best, per_layer in pairs:
         judgement = judge(
             evaluator, best, None, per_layer, held_out=True, objective=objective, seed=0, listener=Listener()
         )
@@ -93,19 +96,18 @@ def test_the_profile_has_the_values_that_win(loaded: Loaded, tmp_path: Path, obj
 def test_what_loses_is_in_the_profile_as_a_baseline(
     loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Hardly anything is kept by what it looks at, in any layer.
-    bad = LayerOverride(layers=(0, 1), method=ClusterAttn(num_block=1, theta=0, gap_pool=1))
     uniform = run(loaded, tmp_path, ROWS, **{**OPTIONS, "per_layer": False}).profile
-    best = uniform.compression.model_copy(update={"overrides": (bad,)})
+    # No better, as it is the same.
+    best = in_all_layers(uniform.compression, uniform.compression.method)
     planted(PerLayer(best, tried=1, replays=5), monkeypatch)
     result = run(loaded, tmp_path, ROWS, **OPTIONS)
     assert result.judgement.methods[0].label == "tuned, uniform"
     assert result.profile.compression == uniform.compression
     assert result.profile.results.tuning == uniform.results.tuning
     (baseline,) = (it for it in result.profile.results.baselines if it.overrides)
-    assert (baseline.method, baseline.overrides) == (uniform.compression.method, (bad,))
+    assert (baseline.method, baseline.overrides) == (uniform.compression.method, best.overrides)
     assert baseline.difference is not None
-    assert baseline.difference.value > 0
+    assert baseline.difference.value == 0
 
 
 def test_where_nothing_is_found_the_table_is_as_without(
