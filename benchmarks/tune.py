@@ -66,6 +66,12 @@ class Clock:
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """Nothing begins."""
 
+    def searching_per_layer(self, steps: int) -> None:
+        """Nothing begins: it is not asked for."""
+
+    def tried_per_layer(self) -> None:
+        """Nothing begins."""
+
     def comparing(self, methods: int) -> None:
         """Judging begins."""
         self.begun["judge"] = time.monotonic()

@@ -50,8 +50,5 @@ def subjects(ours: Compression, *, tuned: bool) -> list[Subject]:
         FULL,
         PREALLOCATED,
         Subject("ours", label, ours),
-        *(
-            Subject(method.name, method.title, ours.model_copy(update={"method": method}))
-            for method in baselines
-        ),
+        *(Subject(method.name, method.title, ours.uniform(method)) for method in baselines),
     ]

@@ -236,6 +236,14 @@ Sampler = Annotated[
         rich_help_panel=_SEARCH,
     ),
 ]
+PerLayer = Annotated[
+    bool,
+    typer.Option(
+        "--per-layer",
+        help="Then look for other values in groups of layers, and keep them if held-out prompts do better with them.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 Trials = Annotated[
     int,
     typer.Option(

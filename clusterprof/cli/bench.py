@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterprof.benchmarking.run import BenchReport
     from clusterprof.benchmarking.settings import BenchSettings
-    from clusterprof.profile import Compression, Profile
+    from clusterprof.profile import Compression, LayerOverride, Profile
 
 _PANEL = "Measurement"
 _MOST = 10_000_000
@@ -181,11 +181,12 @@ def _compression(size: int | None, window: int | None, profile: "Profile | None"
     from clusterprof.profile import Compression
 
     method, fixed = None, window
+    overrides: tuple[LayerOverride, ...] = ()
     if profile is not None:
         tuned = profile.compression
         if size not in (None, tuned.size):
             raise typer.BadParameter(f"the profile's is {tuned.size}; leave it out.", param_hint="--size")
-        size, method = tuned.size, tuned.method
+        size, method, overrides = tuned.size, tuned.method, tuned.overrides
         if tuned.window != "query":
             fixed = tuned.window
             if window not in (None, fixed):
@@ -195,7 +196,8 @@ def _compression(size: int | None, window: int | None, profile: "Profile | None"
     fixed = fixed or _WINDOW
     if size <= fixed:
         raise typer.BadParameter(f"{size} is not above --window {fixed}.", param_hint="--size")
-    return Compression(size=size, window=fixed, method=method or ClusterAttn.paper_default(size))
+    method = method or ClusterAttn.paper_default(size)
+    return Compression(size=size, window=fixed, method=method, overrides=overrides)
 
 
 def _question(profile: "Profile | None", window: int | None) -> Literal["given", "assumed"] | None:

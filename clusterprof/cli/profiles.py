@@ -60,6 +60,7 @@ def _entry(path: Path, profile: "Profile") -> dict[str, Any]:
         "size": profile.compression.size,
         "window": profile.compression.window,
         "method": profile.compression.method.model_dump(),
+        "overrides": [override.model_dump() for override in profile.compression.overrides],
         "objective": profile.results.judged.objective,
         "value": profile.results.judged.value,
         "judged_on": "held out" if profile.results.held_out else "tuning",

@@ -45,6 +45,7 @@ def tune(
     decode_tokens: opt.DecodeTokens = 64,
     objective: opt.Objective = "cosine",
     sampler: opt.Sampler = "tpe",
+    per_layer: opt.PerLayer = False,
     trials: opt.Trials = 50,
     timeout: opt.Timeout = None,
     seed: opt.Seed = 0,
@@ -63,6 +64,10 @@ def tune(
         raise typer.BadParameter(f"{sizes[0]} is not above --window {window}.", param_hint="--size")
     if samples is not None and fraction is not None:
         raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
+    if per_layer and holdout == 0:
+        raise typer.BadParameter(
+            "held-out prompts decide whether its values stay; raise --holdout.", param_hint="--per-layer"
+        )
     if output is not None:
         _check_output(output, sizes)
     load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
@@ -93,6 +98,7 @@ def tune(
         study=study,
         storage=storage,
         tokens=tokens,
+        per_layer=per_layer,
     )
     choice = ModelChoice(model or default_model(), running)
     paths = {
@@ -224,7 +230,7 @@ def _run(
 
 def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") -> None:
     from clusterprof.report.console import say
-    from clusterprof.report.methods import differences_table, methods_table, verdict
+    from clusterprof.report.methods import differences_table, methods_table, per_layer_verdict, verdict
 
     judgement = result.judgement
     space = result.profile.search.space
@@ -232,6 +238,8 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     console.print(differences_table(judgement, settings.objective))
     for sentence in verdict(judgement, space=space, objective=settings.objective):
         say(console, sentence)
+    if result.per_layer is not None:
+        say(console, per_layer_verdict(judgement, result.per_layer, settings.objective))
     if result.interrupted:
         say(
             console,
@@ -247,6 +255,7 @@ def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
         "profile": str(path),
         "best": {
             "method": result.profile.compression.method.model_dump(),
+            "overrides": [override.model_dump() for override in result.profile.compression.overrides],
             "objective": results.tuning.objective,
             "tuning": results.tuning.value,
             "held_out": None if results.held_out is None else results.held_out.value,
@@ -256,11 +265,15 @@ def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
             {
                 "label": scored.label,
                 "method": scored.method.model_dump() if scored.method else None,
+                "overrides": [override.model_dump() for override in scored.overrides],
                 **asdict(scored.scores),
                 "difference": None if scored.behind is None else asdict(scored.behind),
             }
             for scored in result.judgement.methods
         ],
+        "per_layer": None
+        if result.per_layer is None
+        else {"tried": result.per_layer.tried, "replays": result.per_layer.replays},
         "samples": result.samples,
         "timings": result.timings,
         "interrupted": result.interrupted,

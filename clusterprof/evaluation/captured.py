@@ -71,5 +71,5 @@ class FitBenchmark:
         """Replay every entrant on the task's capture."""
         for capture, alike in session.by_window(task, entering):
             for entrant in alike:
-                chosen = kept(entrant, capture.observation)
+                chosen = kept(entrant, capture.observation, capture.layers)
                 yield entrant, Measured(*fit.measure(session.model, capture, chosen))

@@ -57,6 +57,8 @@ class Contestant:
 
     def compression(self, size: int, window: Window) -> Compression:
         """What it does at a size; ``window`` is the run's."""
+        if self.profile is not None:
+            return self.profile.compression
         assert self.at_size is not None
         return Compression(size=size, window=self.window or window, method=self.at_size(size))
 

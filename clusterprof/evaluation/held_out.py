@@ -87,7 +87,7 @@ class HeldOutBenchmark:
     def _at_size(
         self, session: Session, task: Task, capture: Capture, alike: Sequence[Entrant]
     ) -> Iterator[tuple[Entrant, Measured]]:
-        chosen = [kept(it, capture.observation) for it in alike]
+        chosen = [kept(it, capture.observation, capture.layers) for it in alike]
         answers: list[list[int]] = [[] for _ in alike]
         if self.is_scored(task):
             answers = greedy(

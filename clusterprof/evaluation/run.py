@@ -125,11 +125,15 @@ def _key(asked: str, entrant: Entrant) -> str:
 
 
 def _parameters(entrant: Entrant) -> dict[str, Any]:
-    """The method's own, and its version: the same parameters may once have selected other positions."""
+    """The method's own, by layer where they differ, and its version, as it may once have selected other positions."""
     if entrant.compression is None:
         return {"name": FULL}
     method = entrant.compression.method
-    return {**method.model_dump(mode="json"), "version": method.version}
+    by_layer = {
+        override.where: f"({', '.join(f'{name} {value}' for name, value in override.changes(method).items())})"
+        for override in entrant.compression.overrides
+    }
+    return {**method.model_dump(mode="json"), "version": method.version, **by_layer}
 
 
 def _asked(session: Session, bench: Benchmark, task: Task) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,7 @@ from clusterprof.profiling.prefill import next_token_log_probs, prefill_prompt
 from clusterprof.profiling.store import CaptureStore
 from clusterprof.runtime import compress
 from clusterprof.runtime.attention import decoder_of
-from clusterprof.runtime.selection import kept_positions
+from clusterprof.runtime.selection import kept_by_layer
 from clusterprof.runtime.words import starts_of_words
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ class Session:
             yield from ((it, result) for it in whole)
         for size in sorted({it.size for it in compressing if it.size is not None}):
             alike = [it for it in compressing if it.size == size]
-            chosen = torch.stack([kept(it, prefill.observation(windows[it])) for it in alike])
+            chosen = torch.stack(
+                [kept(it, prefill.observation(windows[it]), prefill.queries.keys()) for it in alike]
+            )
             results = decode(
                 prefill.prompt_cache.compressed(self.model, chosen), prefill.log_probs, len(alike)
             )
@@ -184,7 +186,7 @@ def _window(entrant: Entrant, task: Task) -> int:
     return window_of(entrant.compression, task.prompt)
 
 
-def kept(entrant: Entrant, observation: Observation) -> Tensor:
-    """The positions that one who compresses keeps, ``(batch, kv_heads, size)``; see :func:`kept_positions`."""
+def kept(entrant: Entrant, observation: Observation, layers: Collection[int]) -> Tensor:
+    """The positions that one who compresses keeps, ``(layers, kv_heads, size)``; see :func:`kept_by_layer`."""
     assert entrant.compression is not None
-    return kept_positions(entrant.compression.method, observation, entrant.compression.size)
+    return kept_by_layer(entrant.compression, observation, layers)

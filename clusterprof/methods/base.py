@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -50,6 +50,17 @@ class Observation:
             return self.importance
         assert self.peak is not None
         return self.peak
+
+    def of(self, rows: slice) -> Observation:
+        """Of these rows of the batch alone."""
+        peak, sums, words = self.peak, self.accumulated, self.word_starts
+        return replace(
+            self,
+            importance=self.importance[rows],
+            peak=None if peak is None else peak[rows],
+            accumulated=None if sums is None else sums[rows],
+            word_starts=None if words is None else words[rows],
+        )
 
 
 class Method(BaseModel):

@@ -1,13 +1,13 @@
 """The profile: what a tune found, for which model and data, in one checked file."""
 
 from clusterprof.methods import Full
+from clusterprof.profile.compression import Compression, LayerOverride
 from clusterprof.profile.document import Profile
 from clusterprof.profile.fields import Range, Window
 from clusterprof.profile.files import MAX_BYTES, first_problem
 from clusterprof.profile.location import profile_path
 from clusterprof.profile.sections import (
     Baseline,
-    Compression,
     DatasetRecord,
     Difference,
     DroppedSample,
@@ -28,6 +28,7 @@ __all__ = [
     "DroppedSample",
     "Environment",
     "Full",
+    "LayerOverride",
     "Metrics",
     "ModelIdentity",
     "Profile",

@@ -9,15 +9,15 @@ from pydantic import field_validator
 
 from clusterprof.errors import ProfileError
 from clusterprof.profile import files, match
+from clusterprof.profile.compression import Compression
 from clusterprof.profile.fields import SchemaVersion
+from clusterprof.profile.section import Section
 from clusterprof.profile.sections import (
-    Compression,
     DatasetRecord,
     Environment,
     ModelIdentity,
     Results,
     Search,
-    Section,
 )
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from clusterprof.methods import Full, MethodConfig
+from clusterprof.profile.compression import Overrides
 from clusterprof.profile.fields import (
     Cosine,
     Count,
@@ -27,18 +28,12 @@ from clusterprof.profile.fields import (
     StorageUrl,
     UtcTime,
     Value,
-    Window,
 )
+from clusterprof.profile.section import Section
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-class Section(BaseModel):
-    """Base of every section: unknown fields, other types and NaN are refused."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelIdentity(Section):
@@ -132,34 +127,6 @@ class DatasetRecord(Section):
         return ids
 
 
-class Compression(Section):
-    """How to compress: the method with its parameters, and how many prompt tokens stay.
-
-    Attributes
-    ----------
-    window : int or "query"
-        Length of the observation window, in tokens, or the prompt's question (the paper's own definition).
-    size : int
-        Prompt tokens kept per KV head, the window included; above ``window``, and at least 2.
-    """
-
-    window: Window
-    size: PositiveCount
-    method: MethodConfig
-
-    @field_validator("size")
-    @classmethod
-    def _above_window(cls, size: int, info: ValidationInfo) -> int:
-        # A window that is itself invalid is missing here and already reported.
-        window = info.data.get("window", 0)
-        if window == "query":
-            if size < 2:
-                raise ValueError("with the question as the window it must be at least 2")
-        elif size <= window:
-            raise ValueError(f"with a window of {window} it must be at least {window + 1}")
-        return size
-
-
 def _around_value(interval: tuple[float, float], info: ValidationInfo) -> tuple[float, float]:
     value = info.data.get("value", interval[0])
     if not interval[0] <= value <= interval[1]:
@@ -216,11 +183,14 @@ class Baseline(Section):
 
     Attributes
     ----------
+    overrides : tuple of LayerOverride
+        What it has otherwise in some layers.
     difference : Difference, optional
         The tuned method's objective minus this one's, on the same samples; None for the full cache.
     """
 
     method: Annotated[MethodConfig | Full, Field(discriminator="name")]
+    overrides: Overrides = ()
     metrics: Metrics
     difference: Difference | None = None
 

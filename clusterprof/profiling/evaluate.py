@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import Scores
 from clusterprof.profiling.replay import Replay, replay
-from clusterprof.runtime.selection import kept_positions
+from clusterprof.runtime.selection import kept_by_layer
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Evaluator:
     model: PreTrainedModel
     captures: Sequence[Capture]
     replays: int = 0
-    _known: list[dict[bytes, Scores]] = field(init=False)
+    _known: list[dict[bytes, tuple[Scores, Tensor]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._known = [{} for _ in self.captures]
@@ -43,10 +44,26 @@ class Evaluator:
 
     def sample_scores(self, i: int, compression: Compression) -> Scores:
         """Of one capture; raises as :meth:`scores`."""
-        kept = kept_positions(compression.method, self.captures[i].observation, compression.size)
+        return self._sample(i, compression)[0]
+
+    def outputs_by_layer(self, compression: Compression) -> Tensor:
+        """Cosine of the attention's outputs in each full-attention layer, the mean over samples: float32 ``(layers,)``.
+
+        Raises
+        ------
+        CompressionError
+            As :meth:`scores`.
+        """
+        by_sample = [self._sample(i, compression)[1] for i in range(len(self.captures))]
+        return torch.stack(by_sample).mean(dim=0)
+
+    def _sample(self, i: int, compression: Compression) -> tuple[Scores, Tensor]:
+        capture = self.captures[i]
+        kept = kept_by_layer(compression, capture.observation, capture.layers)
         key = kept.to(torch.int32).numpy().tobytes()
         if key not in self._known[i]:
-            self._known[i][key] = _scores(replay(self.model, self.captures[i], kept))
+            result = replay(self.model, capture, kept)
+            self._known[i][key] = _scores(result), result.attention_output.mean(dim=(1, 2)).cpu()
             self.replays += 1
         return self._known[i][key]
 

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterprof.methods import METHODS, MethodConfig, default_method
-from clusterprof.profile import Compression
+from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling.evaluate import Evaluator
-from clusterprof.profiling.objective import ObjectiveName, Scores, mean_scores
+from clusterprof.profiling.objective import ObjectiveName, Scores, is_better, mean_scores
 from clusterprof.profiling.settings import TuneListener
 from clusterprof.statistics import Estimate, paired_difference
 
+# The tuned method, where it is in the table twice.
+UNIFORM, PER_LAYER = "tuned, uniform", "tuned, per layer"
 _BASELINES = ("clusterattn", "snapkv", "topk", "streaming_llm")
 
 
@@ -26,12 +28,15 @@ class MethodResult:
     behind : Estimate, optional
         The tuned method's objective minus this one's, prompt by prompt; not there for the tuned one itself and
         for the full cache.
+    overrides : tuple of LayerOverride
+        What the method has otherwise in some layers.
     """
 
     label: str
     method: MethodConfig | None
     scores: Scores
     behind: Estimate | None = None
+    overrides: tuple[LayerOverride, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ def judge(
     evaluator: Evaluator,
     best: Compression,
     tuned_snapkv: MethodConfig | None,
+    per_layer: Compression | None = None,
     *,
     held_out: bool,
     objective: ObjectiveName,
@@ -65,25 +71,43 @@ def judge(
 
     Parameters
     ----------
+    best : Compression
+        What the search found, the same in all layers.
     tuned_snapkv : MethodConfig, optional
         SnapKV as the same search found it.
+    per_layer : Compression, optional
+        What was found with overrides; it is the tuned one if its mean is better than that of ``best``.
     seed : int
         Of the intervals.
     """
-    methods = _methods(best, tuned_snapkv)
-    listener.comparing(len(methods))
+    compared = _compared(best, tuned_snapkv, per_layer)
+    listener.comparing(len(compared))
     per_prompt: dict[str, list[Scores]] = {}
-    for label, method in methods.items():
-        per_prompt[label] = evaluator.scores(best.model_copy(update={"method": method}))
+    for label, compression in compared.items():
+        per_prompt[label] = evaluator.scores(compression)
         listener.compared(label)
-    tuned = per_prompt["tuned"]
+    means = {label: mean_scores(scores) for label, scores in per_prompt.items()}
+    tuned, default = list(compared)[:2]
+    if per_layer is not None and is_better(means[PER_LAYER][objective], means[tuned][objective], objective):
+        tuned = PER_LAYER
     results = []
-    for label, method in methods.items():
-        mine, others = ([scores[objective] for scores in each] for each in (tuned, per_prompt[label]))
-        behind = None if label == "tuned" else paired_difference(mine, others, seed=seed)
-        results.append(MethodResult(label, method, mean_scores(per_prompt[label]), behind))
+    for label in dict.fromkeys((tuned, default, *compared)):
+        mine, others = ([scores[objective] for scores in per_prompt[it]] for it in (tuned, label))
+        behind = None if label == tuned else paired_difference(mine, others, seed=seed)
+        method, overrides = compared[label].method, compared[label].overrides
+        results.append(MethodResult(label, method, means[label], behind, overrides))
     results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
-    return Judgement(tuple(results), tuple(tuned), held_out)
+    return Judgement(tuple(results), tuple(per_prompt[tuned]), held_out)
+
+
+def _compared(
+    best: Compression, tuned_snapkv: MethodConfig | None, per_layer: Compression | None
+) -> Mapping[str, Compression]:
+    methods = _methods(best, tuned_snapkv)
+    compared = {label: best.uniform(method) for label, method in methods.items()}
+    if per_layer is None:
+        return compared
+    return {UNIFORM: compared.pop("tuned"), **compared, PER_LAYER: per_layer}
 
 
 def _methods(best: Compression, tuned_snapkv: MethodConfig | None) -> Mapping[str, MethodConfig]:

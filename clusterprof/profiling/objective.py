@@ -37,6 +37,11 @@ class Scores:
         return float(getattr(self, objective))
 
 
+def is_better(value: float, other: float, objective: ObjectiveName) -> bool:
+    """Whether a value of an objective is better than another."""
+    return value > other if DIRECTIONS[objective] == "maximize" else value < other
+
+
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """Mean over samples, each with the same weight (paper section 3.4)."""
     rows = [list(asdict(sample).values()) for sample in scores]

@@ -42,6 +42,7 @@ def results_record(
         baselines=tuple(
             Baseline(
                 method=result.method or Full(),
+                overrides=result.overrides,
                 metrics=Metrics(**asdict(result.scores)),
                 difference=None if result.behind is None else _difference(result.behind),
             )

@@ -45,8 +45,9 @@ def draw_samples(
     Raises
     ------
     DataError
-        If that is not more than a size, if all prompts of the tuning sample fit in one, or if the window is a prompt's
-        question and that is not known, or takes all of a size in every prompt.
+        If that is not more than a size, if all prompts of the tuning sample fit in one, if none is held out to decide
+        about values per layer, or if the window is a prompt's question and that is not known, or takes all of a size
+        in every prompt.
     """
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     drawn = {row.id for row in rows}
@@ -61,6 +62,11 @@ def draw_samples(
             raise DataError(
                 f"All {len(samples.tuning)} sampled prompts of {dataset.name} fit in --size {size} (the longest has "
                 f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
+            )
+        if settings.per_layer and not samples.longer_than(size).held_out:
+            raise DataError(
+                f"--per-layer needs held-out prompts, which decide whether its values stay, and {dataset.name} leaves "
+                f"none longer than --size {size}; give more data, or lower --fraction or --samples."
             )
         shortest = min(prompt.query_length or 0 for prompt in longer)
         if settings.window == "query" and shortest >= size:

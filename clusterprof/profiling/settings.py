@@ -47,6 +47,8 @@ class TuneSettings:
     study, storage : str, optional
         What the names of the Optuna studies begin with, and the storage's URL; by default a name made of all that
         matters, in a SQLite file. Each search adds its size to the name, and SnapKV's, for comparison, its method.
+    per_layer : bool
+        Whether to look for other values in groups of layers, too.
     """
 
     sizes: tuple[int, ...]
@@ -65,6 +67,7 @@ class TuneSettings:
     study: str | None = None
     storage: str | None = None
     tokens: int | None = None
+    per_layer: bool = False
 
 
 class TuneListener(Protocol):
@@ -87,6 +90,12 @@ class TuneListener(Protocol):
 
     def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
         """A trial ended."""
+
+    def searching_per_layer(self, steps: int) -> None:
+        """The search for other values in groups of layers starts; it takes so many steps at most."""
+
+    def tried_per_layer(self) -> None:
+        """A step of it is done."""
 
     def comparing(self, methods: int) -> None:
         """The searches of a size are over; so many methods are scored for its table."""

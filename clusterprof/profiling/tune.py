@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
+from optuna.trial import TrialState
 
 from clusterprof.data import Dataset
 from clusterprof.errors import ClusterprofError
@@ -16,6 +17,7 @@ from clusterprof.profiling.collect import Captured, capture_all
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.judge import Judgement, judge
 from clusterprof.profiling.origin import Origin
+from clusterprof.profiling.per_layer import PerLayer, most_steps, search_per_layer
 from clusterprof.profiling.record import dataset_record, environment_record, results_record
 from clusterprof.profiling.samples import Samples, draw_samples
 from clusterprof.profiling.search import finished, points_to_try, search
@@ -47,6 +49,8 @@ class TuneResult:
         replays of its and SnapKV's search, each of one sample.
     interrupted : bool
         The search was stopped by Ctrl-C; the result rests on the trials finished until then.
+    per_layer : PerLayer, optional
+        What the search for other values in groups of layers found, if it was asked for.
     """
 
     profile: Profile
@@ -54,6 +58,7 @@ class TuneResult:
     samples: dict[str, int]
     timings: dict[str, float]
     interrupted: bool
+    per_layer: PerLayer | None = None
 
 
 @dataclass(frozen=True)
@@ -158,28 +163,36 @@ class _Tuner:
             raise ClusterprofError(
                 f"No sample can be used for --size {size}; the last one failed with: {tuning.dropped[-1].reason}"
             )
+        if self.settings.per_layer and not held_out.captures:
+            raise ClusterprofError(
+                f"No held-out sample can be used for --size {size}, and they decide whether the values of --per-layer "
+                f"stay; the last one failed with: {held_out.dropped[-1].reason}"
+            )
         started = time.monotonic()
         evaluator = Evaluator(self.model, tuning.captures)
         rival = self._rival(size, tuning, evaluator)
         found = self._find(self.settings.method, size, tuning, evaluator, rival)
+        per_layer, interrupted = self._per_layer(found, evaluator)
         judgement = judge(
             Evaluator(self.model, held_out.captures) if held_out.captures else evaluator,
             found.best,
             rival,
+            None if per_layer is None else per_layer.best,
             held_out=bool(held_out.captures),
             objective=self.settings.objective,
             seed=self.settings.seed,
             listener=self.listener,
         )
+        best = found.best.model_copy(update={"overrides": judgement.methods[0].overrides})
         search_s = time.monotonic() - started
         trials = len(finished(found.study))
         profile = Profile(
             schema_version=1,
             model=self.identity,
             dataset=data,
-            compression=found.best,
+            compression=best,
             results=results_record(
-                evaluator.scores(found.best), judgement, self.settings.objective, self.settings.seed
+                evaluator.scores(best), judgement, self.settings.objective, self.settings.seed
             ),
             search=self._search_record(found, trials, capture_s + search_s, tuning, held_out),
             environment=environment_record(self.model),
@@ -202,7 +215,8 @@ class _Tuner:
                 "trials": trials,
                 "replays": evaluator.replays,
             },
-            interrupted=found.interrupted,
+            interrupted=interrupted,
+            per_layer=per_layer,
         )
 
     def _rival(self, size: int, tuning: Captured, evaluator: Evaluator) -> MethodConfig | None:
@@ -219,6 +233,26 @@ class _Tuner:
         if rival.interrupted:
             raise KeyboardInterrupt
         return rival.best.method
+
+    def _per_layer(self, found: _Found, evaluator: Evaluator) -> tuple[PerLayer | None, bool]:
+        """Other values in groups of layers, if they are asked for, and whether Ctrl-C has come by then."""
+        if found.interrupted or not self.settings.per_layer:
+            return None, found.interrupted
+        # Those that were given up were not replayed on all samples.
+        trials = found.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        points = [found.space.compression(trial.params) for trial in trials]
+        self.listener.searching_per_layer(most_steps(points, len(evaluator.captures[0].layers)))
+        try:
+            per_layer = search_per_layer(
+                evaluator,
+                found.best,
+                points,
+                objective=self.settings.objective,
+                on_step=self.listener.tried_per_layer,
+            )
+        except KeyboardInterrupt:
+            return None, True
+        return per_layer, False
 
     def _find(
         self,

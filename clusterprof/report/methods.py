@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import counted, listed, parameters_text
+from clusterprof.report.numbers import counted, listed, overrides_text, parameters_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from clusterprof.profiling.judge import Judgement, MethodResult
     from clusterprof.profiling.objective import ObjectiveName
+    from clusterprof.profiling.per_layer import PerLayer
     from clusterprof.statistics import Estimate
 
 # Objective, heading, and whether more of it is better.
@@ -81,9 +82,7 @@ def differences_table(judgement: "Judgement", objective: "ObjectiveName") -> "Ta
     for result in judgement.methods:
         if result.behind is not None:
             shown = _shown(result.behind, objective)
-            interval = "too few prompts"
-            if result.behind.low is not None:
-                interval = f"{result.behind.low:+.4f} to {result.behind.high:+.4f}"
+            interval = _interval(result.behind)
             style = {"better": "green", "worse": "red"}.get(shown, "")
             table.add_row(
                 Text(result.label), f"{result.behind.mean:+.4f}", interval, Text(shown, style=style)
@@ -108,6 +107,12 @@ def sizes_table(judgements: Sequence[tuple[int, "Judgement"]]) -> "Table":
 def _prompts(judgement: "Judgement", space: Mapping[str, object]) -> str:
     seen = " not tuned on" if judgement.held_out else " it was tuned on" if space else ""
     return counted(len(judgement.tuned), "prompt") + seen
+
+
+def _interval(behind: "Estimate") -> str:
+    if behind.low is None or behind.high is None:
+        return "too few prompts"
+    return f"{behind.low:+.4f} to {behind.high:+.4f}"
 
 
 def _shown(behind: "Estimate", objective: str) -> str:
@@ -158,12 +163,42 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     return sentences
 
 
+def per_layer_verdict(judgement: "Judgement", per_layer: "PerLayer", objective: "ObjectiveName") -> str:
+    """Say in a sentence whether other values in groups of layers won, and what it took to know."""
+    cost = f"{per_layer.tried} combinations tried in {per_layer.replays:,} more replays"
+    if per_layer.best is None:
+        return (
+            f"Values per layer did not win: on the tuning prompts nothing was better on {objective} than the same "
+            f"values in all layers; {cost}."
+        )
+    from clusterprof.profiling.judge import PER_LAYER, UNIFORM
+
+    tuned = judgement.methods[0]
+    results = {result.label: result for result in judgement.methods}
+    values = [f"{results[label].scores[objective]:.{_DIGITS}f}" for label in (PER_LAYER, UNIFORM)]
+    behind = results[UNIFORM if tuned.label == PER_LAYER else PER_LAYER].behind
+    assert behind is not None
+    words = {
+        "better": "a difference that is shown",
+        "equal, as far as shown": "a difference that is not shown",
+        "not known": "too few to show a difference",
+    }
+    shown = words[_shown(behind, objective)]
+    if behind.low is not None:
+        shown += f" (tuned minus other, 95 %: {_interval(behind)})"
+    outcome = "won, and the profile has them" if tuned.label == PER_LAYER else "did not win"
+    return (
+        f"Values per layer {outcome}: {objective} {values[0]} against {values[1]} with the same values in all layers, "
+        f"on {_prompts(judgement, {})}, {shown}; {cost}."
+    )
+
+
 def _against_default(
     judgement: "Judgement", owner: str, space: Mapping[str, object], objective: "ObjectiveName"
 ) -> str:
     tuned, default = judgement.methods[:2]
     shown = f"{owner} ({_point(default, space)})"
-    if tuned.method == default.method:
+    if tuned.method == default.method and not tuned.overrides:
         return f"The search found nothing better than {shown}."
     assert default.behind is not None
     words = {
@@ -182,7 +217,8 @@ def _against_default(
 def _point(result: "MethodResult", space: Mapping[str, object]) -> str:
     assert result.method is not None
     parameters = result.method.model_dump()
-    return parameters_text({name: parameters[name] for name in space})
+    text = parameters_text({name: parameters[name] for name in space})
+    return "; ".join([text, *overrides_text(result.overrides, result.method)])
 
 
 def _kl(result: "MethodResult") -> float:

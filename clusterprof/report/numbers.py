@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterprof.profile import Window
+    from pydantic import BaseModel
+
+    from clusterprof.profile import LayerOverride, Window
 
 
 def size_text(size: float) -> str:
@@ -49,3 +51,8 @@ def parameters_text(parameters: Mapping[str, Any]) -> str:
         for name, value in parameters.items()
         if name != "name"
     )
+
+
+def overrides_text(overrides: "Sequence[LayerOverride]", method: "BaseModel") -> list[str]:
+    """Return what a method has otherwise in some layers, such as "layers 0 to 7: theta 0.01"."""
+    return [f"{override.where}: {parameters_text(override.changes(method))}" for override in overrides]

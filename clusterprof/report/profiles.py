@@ -1,10 +1,10 @@
 """Profiles as tables: several in a list, one in full."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import counted, duration_text, parameters_text, window_text
+from clusterprof.report.numbers import counted, duration_text, overrides_text, parameters_text, window_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clusterprof.methods import Full, MethodConfig
-    from clusterprof.profile import Difference, Metrics, Profile, Range, Results, Score
+    from clusterprof.profile import Difference, LayerOverride, Metrics, Profile, Range, Results, Score
 
 
 def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
@@ -31,7 +31,7 @@ def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
             _short(profile.dataset.name),
             str(profile.compression.size),
             "question" if profile.compression.window == "query" else str(profile.compression.window),
-            _method_text(profile.compression.method),
+            _method_text(profile.compression.method, profile.compression.overrides),
             f"{judged.objective} {judged.value:.4f}\n({which})",
         )
     return table
@@ -42,10 +42,11 @@ def _short(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _method_text(method: "MethodConfig | Full") -> str:
+def _method_text(method: "MethodConfig | Full", overrides: "Sequence[LayerOverride]") -> str:
     # What is switched off goes without saying.
     shown = {name: value for name, value in method.model_dump().items() if value is not False}
-    return f"{method.name}: {parameters_text(shown)}".removesuffix(": ")
+    text = f"{method.name}: {parameters_text(shown)}".removesuffix(": ")
+    return "; ".join([text, *overrides_text(overrides, method)])
 
 
 def _space_text(space: "Mapping[str, Range]") -> str:
@@ -87,7 +88,8 @@ def _results_table(profile: "Profile") -> "Table":
 
     add("tuned", profile.results.metrics, "")
     for baseline in profile.results.baselines:
-        add(_method_text(baseline.method), baseline.metrics, _difference_text(baseline.difference))
+        method = _method_text(baseline.method, baseline.overrides)
+        add(method, baseline.metrics, _difference_text(baseline.difference))
     return table
 
 
@@ -127,7 +129,7 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
             "compression",
             f"{compression.size} tokens per head, the prompt's {window_text(compression.window)} included",
         ),
-        ("method", _method_text(compression.method)),
+        ("method", _method_text(compression.method, compression.overrides)),
         ("tuning", _score_text(results.tuning)),
         ("held out", "nothing" if results.held_out is None else _score_text(results.held_out)),
         (

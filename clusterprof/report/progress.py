@@ -41,7 +41,7 @@ class TuneProgress:
         self._done_before = self._tried = 0
         self._trials = settings.trials
         self._search_started: float | None = None
-        self._compared = self._methods = 0
+        self._steps = self._compared = self._methods = 0
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +134,16 @@ class TuneProgress:
             point = f" at {parameters_text(best.params)}" if best.params else ""
             notes.append(f"best {self._settings.objective} {best.value:.4f}{point}")
         self._display.update(done, ", ".join(notes))
+
+    def searching_per_layer(self, steps: int) -> None:
+        """Start counting the steps of the search per layer."""
+        self._steps = 0
+        self._display.begin("Searching per layer", steps)
+
+    def tried_per_layer(self) -> None:
+        """Advance by one step."""
+        self._steps += 1
+        self._display.update(self._steps, "at most")
 
     def comparing(self, methods: int) -> None:
         """Start counting the methods of the table."""

@@ -21,6 +21,7 @@ from clusterprof.runtime.cache import (
 from clusterprof.runtime.observers import decoding, prefilling, refuse_drafts
 from clusterprof.runtime.padding import Rows, alike, left_padding
 from clusterprof.runtime.reusable import reusable
+from clusterprof.runtime.selection import check_overrides
 from clusterprof.runtime.settings import Eviction, LaterTurns
 from clusterprof.runtime.static_cache import StaticCompressedLayer
 from clusterprof.runtime.turns import RunningTurn, turns_of_generate
@@ -96,6 +97,7 @@ def compress(
         profile.check(model, otherwise=", or apply it all the same with force=True")
     # Says now, not in the middle of a generation, that a model cannot be compressed.
     full_attention = [has_full_attention(layer) for layer in plain_layers(config)]
+    check_overrides(eviction.compression, [i for i, full in enumerate(full_attention) if full])
     running = RunningTurn()
     evicts_decoded = eviction.evicts_decoded is not None
 

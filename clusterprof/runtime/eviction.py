@@ -31,7 +31,7 @@ def finish_prompt(
     Parameters
     ----------
     layer_idx : int
-        For messages.
+        Its index in the model.
     rows : sequence of Rows
         Of the whole batch.
     queries : Tensor
@@ -53,7 +53,7 @@ def finish_prompt(
             row_queries = queries[group.of_batch, :, -of_turn:]
             return _observation(layer, layer_idx, eviction, group, row_queries, row_keys, scaling)
 
-        _keep_size(layer, eviction, rows, end, observe)
+        _keep_size(layer, layer_idx, eviction, rows, end, observe)
         layer.finish_prompt(size)
     elif layer.prompt == 0:
         layer.finish_prompt(end)
@@ -95,7 +95,7 @@ def evict_generated(
                 layer, layer_idx, eviction, group, row_queries, row_keys[:, :, padding:], scaling
             )
             chosen = kept_positions(
-                eviction.compression.method,
+                eviction.compression.method_of(layer_idx),
                 _without_first(observation, start - padding),
                 generated.shape[-1] - (to_evict - evicted_padding),
             )
@@ -120,7 +120,7 @@ def evict_beyond_size(
         sums = _sums(layer, layer_idx, eviction, group, padding)
         return Observation(unknown, window=0, accumulated=sums)
 
-    _keep_size(layer, eviction, rows, layer.stored, observe)
+    _keep_size(layer, layer_idx, eviction, rows, layer.stored, observe)
 
 
 @torch.no_grad()
@@ -159,6 +159,7 @@ def accumulate(
 
 def _keep_size(
     layer: CompressedLayer,
+    layer_idx: int,
     eviction: Eviction,
     rows: Sequence[Rows],
     end: int,
@@ -174,7 +175,8 @@ def _keep_size(
             positions = torch.arange(end - size, end, device=keys.device)
             positions = positions.expand(*keys[group.of_batch].shape[:2], -1)
         else:
-            positions = kept_positions(eviction.compression.method, observe(group, padding), size) + padding
+            method = eviction.compression.method_of(layer_idx)
+            positions = kept_positions(method, observe(group, padding), size) + padding
         kept.append(positions)
     layer.keep(torch.cat(kept), end)
 

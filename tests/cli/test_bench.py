@@ -129,6 +129,18 @@ def test_a_profile_brings_method_size_and_window(
     }  # fmt: skip
 
 
+def test_a_profile_brings_its_overrides(
+    run: Run, tmp_path: Path, profile_file: Path, model_folder: Path
+) -> None:
+    method = {"name": "snapkv", "kernel_size": 15, "pooling": "avg", "importance": "mean"}
+    overrides = [{"layers": [1], "method": {**method, "kernel_size": 3}}]
+    profile = edited(profile_file, tmp_path, method=method, overrides=overrides)
+    finished = run("bench", "--profile", profile, "--model", model_folder, *QUICK, "--json")
+    _, _, ours, *baselines = finished.json()["subjects"]
+    assert ours["compression"]["overrides"] == overrides
+    assert not any("overrides" in it["compression"] for it in baselines)
+
+
 def test_the_model_is_the_profiles(run: Run, profile_file: Path, model_folder: Path) -> None:
     finished = run("bench", "--profile", profile_file, *QUICK, "--json")
     assert finished.json()["model"]["id"] == str(model_folder)

@@ -33,11 +33,12 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
     assert tuned.json().keys() == {"profiles"}
     document = only(tuned)
     assert document.keys() == {
-        "profile", "best", "judged_on", "methods", "samples", "timings", "interrupted",
+        "profile", "best", "judged_on", "methods", "per_layer", "samples", "timings", "interrupted",
     }  # fmt: skip
     profile = Profile.load(document["profile"])
     assert document["best"] == {
         "method": profile.compression.method.model_dump(),
+        "overrides": [],
         "objective": "cosine",
         "tuning": profile.results.tuning.value,
         "held_out": None,
@@ -50,12 +51,13 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
     assert document["timings"].keys() == {"capture_s", "search_s", "trials", "replays"}
     assert document["timings"]["trials"] == 3
     assert document["interrupted"] is False
+    assert document["per_layer"] is None
 
 
 def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished) -> None:
     methods = only(tuned)["methods"]
     assert [method["label"] for method in methods] == LABELS
-    assert all(method.keys() == {"label", "method", "difference"} | SCORES for method in methods)
+    assert all(method.keys() == {"label", "method", "overrides", "difference"} | SCORES for method in methods)
     for method in methods:
         if method["label"] in ("tuned", "full"):
             assert method["difference"] is None

@@ -90,7 +90,9 @@ def test_each_method_is_replayed_on_the_same_capture(
     assert len(found) == len(entering)
     capture = fresh_capture(session, prompt_of(task), WINDOW)
     for entrant in entering:
-        scores, curves = fit.measure(session.model, capture, kept(entrant, capture.observation))
+        scores, curves = fit.measure(
+            session.model, capture, kept(entrant, capture.observation, capture.layers)
+        )
         assert found[entrant].scores == pytest.approx(scores, abs=1e-6)
         assert found[entrant].curves["layers"] == curves["layers"]
         torch.testing.assert_close(
@@ -112,7 +114,7 @@ def test_windows_of_their_own_take_captures_of_their_own(
     assert len(found) == 4
     for entrant, window in zip(entering, (WINDOW, 12, 4), strict=True):
         capture = fresh_capture(session, prompt_of(task), window)
-        scores, _ = fit.measure(session.model, capture, kept(entrant, capture.observation))
+        scores, _ = fit.measure(session.model, capture, kept(entrant, capture.observation, capture.layers))
         assert found[entrant].scores == pytest.approx(scores, abs=1e-6)
     # Once captured, not again.
     list(FIT.measure(session, task, entering))

@@ -7,7 +7,7 @@ from clusterprof.errors import ClusterprofError, ProfileError
 from clusterprof.evaluation.contestants import contestants
 from clusterprof.evaluation.records import Record
 from clusterprof.methods import H2O, ClusterAttn, SnapKV, StreamingLLM, method_names
-from clusterprof.profile import Compression
+from clusterprof.profile import Compression, LayerOverride
 from tests.evaluation.examples import record
 from tests.profile.examples import profile
 
@@ -59,6 +59,13 @@ def test_a_profile_brings_its_values_window_and_size(tmp_path: Path) -> None:
     assert tuned.profile == profile()
     assert (tuned.size, tuned.window) == (256, 32)
     assert tuned.compression(256, 8) == profile().compression
+
+
+def test_a_profile_brings_its_overrides(tmp_path: Path) -> None:
+    override = LayerOverride(layers=(1,), method=ClusterAttn(num_block=3, theta=0.25))
+    path = saved(tmp_path / "mine.json", compression={"overrides": (override,)})
+    _, tuned = contestants([str(path)])
+    assert tuned.compression(256, 8).overrides == (override,)
 
 
 def test_a_profile_in_this_folder_is_known_by_its_ending(

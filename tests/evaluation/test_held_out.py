@@ -75,7 +75,9 @@ def test_attention_is_scored_as_in_a_tune(tmp_path: Path) -> None:
     found = measure(session, task, [full, *entering])
     capture = session.capture(task, WINDOW, accumulate=True)
     for entrant in entering:
-        scores, curves = fit.measure(session.model, capture, kept(entrant, capture.observation))
+        scores, curves = fit.measure(
+            session.model, capture, kept(entrant, capture.observation, capture.layers)
+        )
         assert found[entrant].scores == {**scores, "length": len(found[entrant].text or "")}
         assert found[entrant].curves == curves
 

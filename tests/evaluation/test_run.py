@@ -16,14 +16,16 @@ from clusterprof.evaluation.records import Record, open_run, read_records
 from clusterprof.evaluation.run import Measured, evaluate
 from clusterprof.evaluation.session import Session
 from clusterprof.evaluation.tasks import Entrant, Task, entrants
-from clusterprof.methods import TopK
-from clusterprof.profile import Baseline, Environment
+from clusterprof.methods import ClusterAttn, TopK
+from clusterprof.profile import Baseline, Environment, LayerOverride
 from tests.evaluation.engine import Heard, make_entrants, make_tasks, open_session, row
 from tests.evaluation.test_contestants import saved
 from tests.profile.examples import profile
 from tests.tiny import tiny_llama
 
 NAMES = ["topk", "snapkv"]
+# Of the profile that the tests save.
+THETA = 0.003
 
 
 @dataclass
@@ -128,6 +130,30 @@ def test_a_record_holds_what_was_measured_and_on_what(
     named = {"model", "fingerprint"}
     assert full.environment.keys() - named == Environment.model_fields.keys() - {"created"}
     assert full.asked == topk.asked != full.key
+
+
+def test_overrides_tell_results_apart(session: Session, tasks: list[Task], tmp_path: Path) -> None:
+    def entering(theta: float) -> list[Entrant]:
+        values = ClusterAttn(num_block=8, theta=theta)
+        overrides = (LayerOverride(layers=(0, 1), method=values),) if theta != THETA else ()
+        compression = {"size": 24, "window": 8, "overrides": overrides}
+        path = saved(tmp_path / "mine.json", compression=compression)
+        return entrants(contestants([str(path)])[1:], [24], 8)
+
+    path = tmp_path / "run.jsonl"
+    made = [measure(session, tasks[:1], path, entering(theta))[0][0] for theta in (THETA, 0.25, 0.2500001)]
+    plain, first, _ = made
+    assert len({it.key for it in made}) == len(read_records(path)) == 3
+    assert plain.parameters.keys() == ClusterAttn.model_fields.keys() | {"version"}
+    assert first.parameters == plain.parameters | {"layers 0 to 1": "(theta 0.25)"}
+    (group,) = comparable(made)
+    assert [it.method for it in group.records] == [
+        "clusterattn (mine)",
+        "clusterattn (mine), layers 0 to 1 (theta 0.25)",
+        "clusterattn (mine), layers 0 to 1 (theta 0.2500001)",
+    ]
+    # Nothing is measured anew.
+    assert measure(session, tasks[:1], path, entering(0.25))[1].asked == []
 
 
 def test_a_prompt_that_fits_is_marked(session: Session, tasks: list[Task], tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from transformers import Cache, PreTrainedModel
 from clusterprof import compress
 from clusterprof.errors import CompressionError, DataError
 from clusterprof.evaluation import session as session_module
-from clusterprof.evaluation.contestants import Contestant
+from clusterprof.evaluation.contestants import Contestant, contestants
 from clusterprof.evaluation.session import Session
-from clusterprof.evaluation.tasks import Entrant, Task
-from clusterprof.methods import TopK, method_names
-from clusterprof.profile import Compression
+from clusterprof.evaluation.tasks import Entrant, Task, entrants
+from clusterprof.methods import ClusterAttn, TopK, method_names
+from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling import collect
 from clusterprof.profiling.capture import end_tokens
 from clusterprof.profiling.prefill import prefill_prompt
@@ -27,6 +27,7 @@ from tests.evaluation.engine import (
     prompt_of,
     row,
 )
+from tests.evaluation.test_contestants import saved
 from tests.profiling.subjects import generated
 from tests.runtime.subjects import model_state
 from tests.tiny import tiny_gemma3, tiny_llama
@@ -74,6 +75,20 @@ def test_methods_together_answer_as_each_alone(
     before = model_state(session.model)
     check_answers(session, tasks, entering)
     assert model_state(session.model) == before
+
+
+def test_a_profile_with_overrides_answers_as_alone(tmp_path: Path) -> None:
+    session = open_session(build(), tmp_path)
+    (task,) = make_tasks(session, [row(90)], 16)
+    other = LayerOverride(layers=(1,), method=ClusterAttn(num_block=5, theta=0.1, gap_pool=1))
+    entering: list[Entrant] = []
+    for name, overrides in (("plain", ()), ("mixed", (other,))):
+        compression = {"size": 24, "window": WINDOW, "overrides": overrides}
+        path = saved(tmp_path / f"{name}.json", compression=compression)
+        entering += entrants(contestants([str(path)])[1:], [], WINDOW)
+    check_answers(session, [task], entering)
+    plain, mixed = dict(session.answers(task, entering)).values()
+    assert plain != mixed
 
 
 def test_every_method_answers_as_alone(tmp_path: Path) -> None:

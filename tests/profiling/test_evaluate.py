@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from clusterprof.errors import CompressionError
 from clusterprof.methods import ClusterAttn, SnapKV
-from clusterprof.profile import Compression
+from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling import evaluate
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
@@ -37,6 +37,35 @@ def test_scores_are_the_means_of_a_replay_per_sample(model: PreTrainedModel, cap
         result = replay(model, sample, kept_positions(SMALL.method, sample.observation, SMALL.size))
         for name in ("cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"):
             assert scores[name] == pytest.approx(float(getattr(result, name).mean()), abs=1e-6)
+
+
+def test_layers_with_values_of_their_own_are_replayed_with_them(
+    model: PreTrainedModel, captures: list[Capture]
+) -> None:
+    other = ClusterAttn(num_block=5, theta=0.1, gap_pool=3)
+    mixed = SMALL.model_copy(update={"overrides": (LayerOverride(layers=(1,), method=other),)})
+    evaluator = Evaluator(model, captures)
+    plain = evaluator.scores(SMALL)
+    assert evaluator.scores(mixed) != plain
+    for sample, scores in zip(captures, evaluator.scores(mixed), strict=True):
+        first, second = (kept_positions(it, sample.observation, SMALL.size) for it in (SMALL.method, other))
+        result = replay(model, sample, torch.stack([first[0], second[1]]))
+        assert scores.kl == pytest.approx(float(result.kl.mean()), abs=1e-6)
+
+
+def test_outputs_by_layer_are_the_means_over_samples(model: PreTrainedModel, captures: list[Capture]) -> None:
+    evaluator = Evaluator(model, captures)
+    evaluator.scores(SMALL)
+    found = evaluator.outputs_by_layer(SMALL)
+    assert evaluator.replays == 2
+    for layer in range(2):
+        by_sample = []
+        for sample in captures:
+            result = replay(model, sample, kept_positions(SMALL.method, sample.observation, SMALL.size))
+            by_sample.append(float(result.attention_output[layer].mean()))
+        assert float(found[layer]) == pytest.approx(sum(by_sample) / 2, abs=1e-6)
+    overall = sum(scores.attention_output for scores in evaluator.scores(SMALL)) / 2
+    assert float(found.mean()) == pytest.approx(overall, abs=1e-6)
 
 
 def test_equal_kept_sets_are_looked_up(model: PreTrainedModel, captures: list[Capture]) -> None:

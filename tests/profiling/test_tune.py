@@ -54,6 +54,12 @@ class Listener:
         assert best is not None
         self.events.append(("tried", trial.number))
 
+    def searching_per_layer(self, steps: int) -> None:
+        self.events.append(("searching per layer", steps))
+
+    def tried_per_layer(self) -> None:
+        self.events.append(("tried per layer",))
+
     def comparing(self, methods: int) -> None:
         self.events.append(("comparing", methods))
 

@@ -5,7 +5,7 @@ by sums over the positions that are in the lists; padding takes slots in them an
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,8 @@ class NaiveRow:
 
     Attributes
     ----------
+    methods
+        By layer, where it is not ``method``.
     slots
         By layer and KV head: the positions that are stored, ascending, counted from the row's first token on;
         padding has those below zero.
@@ -45,11 +47,12 @@ class NaiveRow:
         padding: int = 0,
         decode_budget: int | None = None,
         later_turns: Literal["append", "compress"] = "append",
+        methods: Mapping[int, Method] | None = None,
     ) -> None:
         self.model = copy.deepcopy(model).double()
         self.model.set_attn_implementation("naive_eviction")
         self.cache: Cache = DynamicCache()
-        self.method, self.size, self.window = method, size, window
+        self.method, self.methods, self.size, self.window = method, methods or {}, size, window
         self.decode_budget, self.later_turns = decode_budget, later_turns
         config = model.config
         self.heads, kv_heads, layers = (
@@ -167,7 +170,7 @@ class NaiveRow:
     ) -> list[int]:
         received = torch.tensor([[[self.received[layer][head][position] for position in positions]]])
         observation = Observation(torch.tensor([[importance]]), window=window, accumulated=received)
-        (chosen,) = self.method.select(observation, budget)[0].tolist()
+        (chosen,) = self.methods.get(layer, self.method).select(observation, budget)[0].tolist()
         return [positions[index] for index in chosen]
 
     def _compress(self, observers: int) -> None:

@@ -1,14 +1,23 @@
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, TopK
+from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling.judge import Judgement, MethodResult
 from clusterprof.profiling.objective import ObjectiveName, Scores
-from clusterprof.report.methods import differences_table, methods_table, sizes_table, verdict
+from clusterprof.profiling.per_layer import PerLayer
+from clusterprof.report.methods import (
+    differences_table,
+    methods_table,
+    per_layer_verdict,
+    sizes_table,
+    verdict,
+)
 from clusterprof.statistics import Estimate
 
 BOLD = "\x1b[1;32m"
@@ -249,3 +258,72 @@ def test_a_method_without_parameters_has_nothing_to_tune() -> None:
     assert said(judged, space=()) == ["top-k has nothing to tune; the profile holds it as it is."]
     unseen = Judgement(judged.methods, judged.tuned, held_out=False)
     assert title_of(methods_table(unseen, size=256, space={})) == "256 tokens kept per head, 8 prompts"
+
+
+MIXED = (LayerOverride(layers=(0, 1), method=ClusterAttn(num_block=4, theta=0.25)),)
+FOUND = PerLayer(Compression(size=256, window=32, method=TUNED, overrides=MIXED), tried=12, replays=1096)
+
+
+def per_layer_judgement(*, wins: bool, behind: Estimate, prompts: int = 8) -> Judgement:
+    alike = result("tuned, uniform", TUNED, cosine=0.93, behind=behind if wins else None)
+    layered = replace(
+        result("tuned, per layer", TUNED, cosine=0.95 if wins else 0.92, behind=None if wins else behind),
+        overrides=MIXED,
+    )
+    first, last = (layered, alike) if wins else (alike, layered)
+    return judgement(first, result("paper default", DEFAULT, behind=ABOVE), last, prompts=prompts)
+
+
+@pytest.mark.parametrize(
+    ("wins", "behind", "sentence"),
+    [
+        (
+            True,
+            ABOVE,
+            "Values per layer won, and the profile has them: cosine 0.9500 against 0.9300 with the same values in all "
+            "layers, on 8 prompts not tuned on, a difference that is shown (tuned minus other, 95 %: +0.0100 to "
+            "+0.0300); 12 combinations tried in 1,096 more replays.",
+        ),
+        (
+            True,
+            AROUND,
+            "Values per layer won, and the profile has them: cosine 0.9500 against 0.9300 with the same values in all "
+            "layers, on 8 prompts not tuned on, a difference that is not shown (tuned minus other, 95 %: -0.0100 to "
+            "+0.0500); 12 combinations tried in 1,096 more replays.",
+        ),
+        (
+            False,
+            AROUND,
+            "Values per layer did not win: cosine 0.9200 against 0.9300 with the same values in all layers, on 8 "
+            "prompts not tuned on, a difference that is not shown (tuned minus other, 95 %: -0.0100 to +0.0500); 12 "
+            "combinations tried in 1,096 more replays.",
+        ),
+    ],
+)
+def test_whether_values_per_layer_won_is_told(wins: bool, behind: Estimate, sentence: str) -> None:
+    assert per_layer_verdict(per_layer_judgement(wins=wins, behind=behind), FOUND, "cosine") == sentence
+
+
+def test_few_prompts_do_not_show_that_values_per_layer_won() -> None:
+    judged = per_layer_judgement(wins=True, behind=Estimate(0.02, None, None, 2), prompts=2)
+    assert "on 2 prompts not tuned on, too few to show a difference; 12" in per_layer_verdict(
+        judged, FOUND, "cosine"
+    )
+
+
+def test_that_nothing_was_better_in_groups_of_layers_is_told() -> None:
+    assert per_layer_verdict(against_default(), PerLayer(None, tried=3, replays=15), "cosine") == (
+        "Values per layer did not win: on the tuning prompts nothing was better on cosine than the same values in all "
+        "layers; 3 combinations tried in 15 more replays."
+    )
+
+
+def test_values_per_layer_are_told_with_the_point() -> None:
+    sentence = said(per_layer_judgement(wins=True, behind=ABOVE))[0]
+    assert sentence.startswith(
+        "Tuned (num_block 4, theta 0.003; layers 0 to 1: theta 0.25) beats the paper's"
+    )
+    # They alone may be what the search found.
+    layered = replace(result("tuned, per layer", DEFAULT, cosine=0.95), overrides=MIXED)
+    judged = judgement(layered, result("paper default", DEFAULT, behind=ABOVE))
+    assert "beats" in said(judged)[0]

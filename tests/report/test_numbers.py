@@ -1,6 +1,8 @@
 import pytest
 
-from clusterprof.report.numbers import duration_text, parameters_text, size_text, window_text
+from clusterprof.methods import ClusterAttn
+from clusterprof.profile import LayerOverride
+from clusterprof.report.numbers import duration_text, overrides_text, parameters_text, size_text, window_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,16 @@ def test_parameters() -> None:
     assert parameters_text({"name": "clusterattn", "num_block": 8, "theta": 0.0020000000000000005}) == (
         "num_block 8, theta 0.002"
     )
+
+
+def test_overrides() -> None:
+    method = ClusterAttn(num_block=8, theta=0.002)
+    overrides = [
+        LayerOverride(layers=(0, 1, 2), method=ClusterAttn(num_block=4, theta=0.0123456)),
+        LayerOverride(layers=(5,), method=ClusterAttn(num_block=8, theta=0.002, gap_pool=3)),
+    ]
+    assert overrides_text(overrides, method) == [
+        "layers 0 to 2: num_block 4, theta 0.0123",
+        "layer 5: gap_pool 3",
+    ]
+    assert overrides_text([], method) == []

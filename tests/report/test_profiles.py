@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from clusterprof.methods import H2O, ClusterAttn, Full, MethodConfig, NGram, SnapKV, StreamingLLM, TopK
-from clusterprof.profile import Baseline, Compression, Difference, Metrics, Profile, Score
+from clusterprof.profile import Baseline, Compression, Difference, LayerOverride, Metrics, Profile, Score
 from clusterprof.report.profiles import profile_summary, profiles_table
 from tests.profile.examples import profile
 
@@ -134,3 +134,16 @@ def test_each_baseline_has_its_difference_in_80_columns() -> None:
 
 def test_what_was_left_out_is_told() -> None:
     assert "left out needle-7 (out of memory)" in rendered(profile_summary(profile()))
+
+
+def test_values_per_layer_are_shown_of_the_profile_and_of_what_it_beat() -> None:
+    method = ClusterAttn(num_block=4, theta=0.003)
+    base = carrying(method, {"theta": (1e-5, 0.02)})
+    override = LayerOverride(layers=(2, 3), method=ClusterAttn(num_block=4, theta=0.25))
+    compression = base.compression.model_copy(update={"overrides": (override,)})
+    baseline = Baseline(method=method, overrides=(override,), metrics=METRICS)
+    results = base.results.model_copy(update={"baselines": (baseline,)})
+    found = base.model_copy(update={"compression": compression, "results": results})
+    shown = "clusterattn: num_block 4, theta 0.003, gap_pool 15, importance mean; layers 2 to 3: theta 0.25"
+    assert rendered(profile_summary(found)).count(shown) == 2
+    assert "layers 2 to 3: theta 0.25" in rendered(profiles_table({Path("p.json"): found}))

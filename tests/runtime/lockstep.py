@@ -127,6 +127,9 @@ def naive_rows(
             compression.size,
             windows[row],
             padding=max(lengths) - length,
+            methods={
+                layer: override.method for override in compression.overrides for layer in override.layers
+            },
             **options,
         )
         for row, length in enumerate(lengths)

@@ -121,12 +121,12 @@ def _draw(
     from clusterprof.evaluation.pictures import draw_clusters, draw_decode_attention
     from clusterprof.evaluation.tasks import window_of
 
-    method: ClusterAttn = compression.method  # type: ignore[assignment]
     capture = session.capture(task, window_of(compression, task.prompt))
     full = list(capture.layers)
     chosen = list(layers or dict.fromkeys(full[round(part * (len(full) - 1))] for part in (0.1, 0.5, 0.9)))
     paths = []
     for layer in chosen:
+        method: ClusterAttn = compression.method_of(layer)  # type: ignore[assignment]
         count = full_attention_layer(capture, layer).importance.shape[0]
         heads = [
             explain(capture, method, compression.size, layer, head) for head in range(min(count, _HEADS))
