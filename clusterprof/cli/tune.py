@@ -165,9 +165,12 @@ def _tune(
     if len(results) > 1:
         console.print(sizes_table([(it.profile.compression.size, it.judgement) for it in results]))
     if as_json and results:
-        stopped_by = {} if failure is None else {"error": as_sentence(failure)}
-        profiles = [_document(it, paths[it.profile.compression.size]) for it in results]
-        print_json({"profiles": profiles, **stopped_by})
+        document: dict[str, Any] = {
+            "profiles": [_document(it, paths[it.profile.compression.size]) for it in results]
+        }
+        if failure is not None:
+            document["error"] = as_sentence(failure)
+        print_json(document)
     if failure is not None:
         raise failure
     interrupted = results[-1].interrupted
