@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from clusterprof.runtime.attention import decoder_of
-from clusterprof.runtime.cache import CompressedLayer, plain_layers, stored
+from clusterprof.runtime.cache import CompressedLayer, plain_layers
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,12 @@ class PromptCache:
         """
         rows = 1 if kept is None else kept.shape[0]
         layers = plain_layers(decoder_of(model).config)
-        for place, (i, (keys, values)) in enumerate(self.full.items()):
-            layer_kept = None if kept is None else kept[:, place]
-            layers[i] = _compressed(_rows(keys, rows), _rows(values, rows), layer_kept, model.device)
+        for place, (i, pair) in enumerate(self.full.items()):
+            keys, values = (
+                (_rows(tensor, 1) if kept is None else _gathered(tensor, kept[:, place])).to(model.device)
+                for tensor in pair
+            )
+            layers[i] = CompressedLayer.holding(keys, values, of=self.prompt_length)
         for i, (keys, values) in self.sliding.items():
             layer = layers[i]
             layer.update(_rows(keys, rows).to(model.device), _rows(values, rows).to(model.device))
@@ -58,12 +62,9 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
     return tensor.expand(rows, *tensor.shape)
 
 
-def _compressed(keys: Tensor, values: Tensor, kept: Tensor | None, device: torch.device) -> CompressedLayer:
-    layer = CompressedLayer.holding(keys, values)
-    if kept is not None:
-        layer.keep(kept)
-    # Only now: of a long prompt that is little of what there was.
-    keys, values = stored(layer)
-    layer.keys, layer.values = keys.to(device), values.to(device)
-    layer.device = device
-    return layer
+def _gathered(tensor: Tensor, kept: Tensor) -> Tensor:
+    """What a layer holds, ``(kv_heads, tokens, head_dim)``, at positions ``(rows, kv_heads, size)``."""
+    kv_heads, tokens, _ = tensor.shape
+    places = kept + tokens * torch.arange(kv_heads, device=kept.device)[:, None]
+    # Takes whole tokens; gather() takes number by number, and so long that it shows in a replay.
+    return embedding(places, tensor.flatten(0, 1))

@@ -59,11 +59,13 @@ class CompressedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.observed, self.continued = 0, False
 
     @classmethod
-    def holding(cls, keys: Tensor, values: Tensor) -> Self:
-        """A layer as it is after the prefill of a prompt with these keys and values."""
+    def holding(cls, keys: Tensor, values: Tensor, *, of: int) -> Self:
+        """A layer as it is after a prompt of so many tokens, of which these keys and values are left."""
         layer = cls()
         layer.update(keys, values)
-        layer.observed = layer.stored
+        layer.evicted = of - layer.stored
+        layer.settled = layer.stored if layer.evicted else 0
+        layer.observed = of
         return layer
 
     def update(

@@ -291,7 +291,7 @@ def test_beams_take_their_sums_along() -> None:
 
 
 def test_rows_that_are_moved_take_their_sums_along() -> None:
-    layer = CompressedLayer.holding(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
+    layer = CompressedLayer.holding(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), of=3)
     layer.accumulated = torch.tensor([[[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]]])
     layer.reorder_cache(torch.tensor([1, 0]))
     assert layer.accumulated[:, 0].tolist() == [[4.0, 5.0, 6.0], [1.0, 2.0, 3.0]]
