@@ -113,19 +113,22 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
         ).logits[0]
 
     cosine = torch.stack(comparer.cosine)
-    for i, layer_cosine in zip(capture.layers, cosine, strict=True):
-        if not torch.isfinite(layer_cosine).all():
+    finite = torch.isfinite(cosine).flatten(1).all(dim=1)
+    for i, layer_finite in zip(capture.layers, finite.tolist(), strict=True):
+        if not layer_finite:
             raise CompressionError(f"The compressed attention of layer {i} is not finite.")
-    compressed = logits.float().log_softmax(dim=-1)
-    if not torch.isfinite(compressed).all():
+    compressed, full = logits.float().log_softmax(dim=-1), capture.log_probs.to(model.device)
+    kl = (full.exp() * (full - compressed)).sum(dim=-1)
+    # A single logit that is not finite makes it so, too, and asking all of them takes longer than the rest.
+    if not torch.isfinite(kl).all():
         raise CompressionError("The logits over the compressed cache are not finite.")
-    full = capture.log_probs.to(model.device)
-    targets = capture.tokens[1:, None].to(model.device)
+    # The full run's preferences, as it decoded greedily.
+    targets = capture.tokens[1:].to(model.device)
     return Replay(
         cosine=cosine,
         cosine_padded=torch.stack(comparer.cosine_padded),
         attention_output=torch.stack(comparer.attention_output),
-        kl=(full.exp() * (full - compressed)).sum(dim=-1),
-        agreement=(compressed.argmax(dim=-1) == full.argmax(dim=-1)).float(),
-        loss=-compressed.gather(1, targets)[:, 0],
+        kl=kl,
+        agreement=(compressed.argmax(dim=-1) == targets).float(),
+        loss=-compressed.gather(1, targets[:, None])[:, 0],
     )
