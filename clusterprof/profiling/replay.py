@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.attention import attention_outputs, decode_scores
 from clusterprof.profiling.capture import Capture
 from clusterprof.runtime.attention import Observer, observe_attention
-from clusterprof.runtime.cache import stored
 from clusterprof.runtime.transformers_names import CACHE
 
 
@@ -47,37 +45,36 @@ class Replay:
 
 @dataclass
 class _Comparer:
-    """Compares each layer's attention as the replay's forward passes it."""
+    """Computes each layer's attention over the compressed cache, and compares it with the full one's."""
 
     capture: Capture
-    cache: Cache
     cosine: list[Tensor] = field(default_factory=list)
     cosine_padded: list[Tensor] = field(default_factory=list)
     attention_output: list[Tensor] = field(default_factory=list)
 
     def begin(self, cache: Cache | None, attention_mask: Tensor | None, tokens: Tensor) -> Observer:
-        return self.compare
+        return lambda layer_idx, query, key, scaling: None
 
-    def compare(self, layer_idx: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor | None:
         layer = self.capture.layers.get(layer_idx)
         if layer is None:
-            return
+            return None
         device = key.device
         kept = key.shape[2] - query.shape[2]
         compressed = decode_scores(query[0], key[0], scaling).softmax(dim=-1)
+        outputs = attention_outputs(compressed, value[0])
         # The kept keys are the full run's own; only the keys of the decoded tokens differ between the runs.
         full_keys = torch.cat([key[0, :, :kept], layer.decoded_keys.to(device)], dim=1)
         full_scores = decode_scores(layer.queries.to(device), full_keys, scaling)
         full = full_scores.sub_(layer.logsumexp.to(device)[..., None]).exp_()
-        tiny = torch.finfo(torch.float32).tiny
-        product = (full * compressed).sum(dim=-1) / compressed.norm(dim=-1)
-        self.cosine.append(product / full.norm(dim=-1).clamp(min=tiny))
+        full_norm = full.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+        product = full.mul_(compressed).sum(dim=-1) / compressed.norm(dim=-1)
+        self.cosine.append(product / full_norm)
         self.cosine_padded.append(product / layer.norm.to(device))
-        cache_layer = self.cache.layers[layer_idx]
-        assert isinstance(cache_layer, DynamicLayer)
-        _, values = stored(cache_layer)
-        outputs = attention_outputs(compressed, values[0])
         self.attention_output.append(cosine_similarity(outputs, layer.outputs.to(device), dim=-1))
+        return outputs.transpose(0, 1)[None].to(query.dtype)
 
 
 @torch.inference_mode()
@@ -106,8 +103,9 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
         If a result is not finite; it names the layer.
     """
     cache = capture.prompt_cache.compressed(model, kept[None])
-    comparer = _Comparer(capture, cache)
-    with observe_attention(model, comparer.begin):
+    comparer = _Comparer(capture)
+    # The model's own attention would give no distributions, and computing it besides would cost as much again.
+    with observe_attention(model, comparer.begin, comparer.attend):
         logits = model(
             input_ids=capture.tokens[None, :-1].to(model.device), use_cache=True, **{CACHE: cache}
         ).logits[0]
@@ -118,7 +116,7 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
         if not layer_finite:
             raise CompressionError(f"The compressed attention of layer {i} is not finite.")
     compressed, full = logits.float().log_softmax(dim=-1), capture.log_probs.to(model.device)
-    kl = (full.exp() * (full - compressed)).sum(dim=-1)
+    kl = (full - compressed).mul_(full.exp()).sum(dim=-1)
     # A single logit that is not finite makes it so, too, and asking all of them takes longer than the rest.
     if not torch.isfinite(kl).all():
         raise CompressionError("The logits over the compressed cache are not finite.")

@@ -1,4 +1,4 @@
-"""The seam to transformers: sees the queries and keys of every attention call and changes nothing."""
+"""The seam to transformers: sees the queries and keys of every attention call, and changes nothing unless asked to."""
 
 import sys
 import threading
@@ -20,17 +20,20 @@ Observer = Callable[[int, Tensor, Tensor, float], None]
 # Called before a forward: (cache, attention mask as given, its token ids, or embeddings in their place) -> its
 # observer, if any.
 Begin = Callable[[Cache | None, Any, Tensor], Observer | None]
+# Called in place of a layer's attention: (layer index, query after RoPE, keys and values not repeated, scaling) ->
+# its output, (batch, tokens, heads, head_dim); or None to leave this layer to the model.
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor | None]
 
 _PREFIX = "clusterprof_"
-_KWARG = "attention_observer"
+_KWARG, _ATTEND = "attention_observer", "attention_in_place"
 
 
 @contextmanager
-def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
+def observe_attention(model: PreTrainedModel, begin: Begin, attend: Attend | None = None) -> Iterator[None]:
     """Let ``begin`` appoint an observer for each forward of ``model`` inside the context.
 
-    The model's own backend computes the attention; the observer comes after it, layer by layer. On exit,
-    also after an exception, the model is as before.
+    The model's own backend computes the attention, where ``attend`` does not; the observer comes after it, layer
+    by layer. On exit, also after an exception, the model is as before.
 
     Raises
     ------
@@ -49,7 +52,7 @@ def observe_attention(model: PreTrainedModel, begin: Begin) -> Iterator[None]:
             "run, perhaps in another thread; open one context around all threads, or leave that one first."
         )
     config._attn_implementation = _register(backend)
-    hook = _ForwardHook(begin)
+    hook = _ForwardHook(begin, attend)
     handles = [
         decoder.register_forward_pre_hook(hook.before, with_kwargs=True),
         decoder.register_forward_hook(hook.after),
@@ -112,8 +115,8 @@ class _ForwardHook(threading.local):
     Each thread that runs the model has its own state.
     """
 
-    def __init__(self, begin: Begin) -> None:
-        self.begin = begin
+    def __init__(self, begin: Begin, attend: Attend | None) -> None:
+        self.begin, self.attend = begin, attend
         self.expected: list[int] = []
         self.seen: list[int] = []
 
@@ -144,7 +147,10 @@ class _ForwardHook(threading.local):
             self.seen.append(layer_idx)
             observer(layer_idx, query, key, scaling)
 
-        return (), kwargs | {_KWARG: observe}
+        watching: dict[str, Any] = {_KWARG: observe}
+        if self.attend is not None:
+            watching[_ATTEND] = self.attend
+        return (), kwargs | watching
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise CompressionError("A model cannot be copied or saved inside compress(); do it outside.")
@@ -166,7 +172,7 @@ def _register(backend: str) -> str:
 
 def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attention(
-        module: nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -174,23 +180,35 @@ def _observed(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         observer: Observer | None = kwargs.pop(_KWARG, None)
+        attend: Attend | None = kwargs.pop(_ATTEND, None)
         if observer is not None:
             _refuse_other_softmax(module, attention_mask, kwargs)
-        output = _backend_function(backend, module)(
-            _BackendView(module, backend) if "flash" in backend else module,
-            query,
-            key,
-            value,
-            attention_mask,
-            **kwargs,
+        given = (
+            attend(module.layer_idx, query, key, value, _scaling(query, kwargs))
+            if attend is not None
+            else None
         )
+        if given is not None:
+            output: tuple[Tensor, Tensor | None] = (given, None)
+        else:
+            output = _backend_function(backend, module)(
+                _BackendView(module, backend) if "flash" in backend else module,
+                query,
+                key,
+                value,
+                attention_mask,
+                **kwargs,
+            )
         if observer is not None:
-            scaling = kwargs.get("scaling")
-            layer_idx: Any = module.layer_idx
-            observer(layer_idx, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+            observer(module.layer_idx, query, key, _scaling(query, kwargs))
         return output
 
     return attention
+
+
+def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
+    scaling: float | None = kwargs.get("scaling")
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
 def _refuse_other_softmax(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
