@@ -1,6 +1,6 @@
 """Replay against the naive trial, and against its floor.
 
-    python -m benchmarks.replay [--tokens 4000] [--decode-tokens 64] [--size 512]
+    python -m benchmarks.replay [--tokens 4000] [--decode-tokens 64] [--size 512] [--repeats 9]
 
 The naive trial is what evaluating one (num_block, theta) costs without captures: a fresh prefill, compression,
 and one decode step per token with its attention weights computed. The floor is one plain forward of the same
@@ -10,6 +10,7 @@ tokens over a cache of the same size. Also prints the largest difference in valu
 import argparse
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import TypeVar
 
 import torch
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--decode-tokens", type=int, default=64)
     parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
 
     model, tokenizer = load_model("builtin")
@@ -50,10 +52,16 @@ def main() -> None:
     tokens = capture.tokens[:-1].tolist()
 
     replay(model, capture, kept)
-    replay_s, replayed = _timed(lambda: replay(model, capture, _select(compression, capture)), 5)
-    floor_s, _ = _timed(lambda: _floor(model, capture, arguments.size), 5)
+    _floor(model, capture, arguments.size)
+    replays, floors = [], []
+    # In turns, so that whatever else the machine does falls on both.
+    for _ in range(arguments.repeats):
+        seconds, replayed = _timed(lambda: replay(model, capture, _select(compression, capture)))
+        replays.append(seconds)
+        floors.append(_timed(lambda: _floor(model, capture, arguments.size))[0])
+    replay_s, floor_s = median(replays), median(floors)
     full = full_run(model, input_ids, tokens)
-    naive_s, naive = _timed(lambda: trial_against(full, model, input_ids, tokens, kept), 1)
+    naive_s, naive = _timed(lambda: trial_against(full, model, input_ids, tokens, kept))
 
     differences = {
         name: float((getattr(replayed, name).double() - getattr(naive, name)).abs().max())
@@ -78,14 +86,11 @@ def _floor(model: PreTrainedModel, capture: Capture, size: int) -> None:
     model(input_ids=capture.tokens[None, :-1], use_cache=True, **{CACHE: cache})
 
 
-def _timed(run: Callable[[], Result], repeats: int) -> tuple[float, Result]:
-    """Median seconds and the last result."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        result = run()
-        seconds.append(time.perf_counter() - started)
-    return sorted(seconds)[len(seconds) // 2], result
+def _timed(run: Callable[[], Result]) -> tuple[float, Result]:
+    """Seconds and the result."""
+    started = time.perf_counter()
+    result = run()
+    return time.perf_counter() - started, result
 
 
 if __name__ == "__main__":
