@@ -218,7 +218,7 @@ def _layer_capture(
     keys, values = (tensor[0] for tensor in stored(layer))
     scores = decode_scores(queries, keys, prefill.scaling)
     logsumexp = scores.logsumexp(dim=-1)
-    attention = (scores - logsumexp[..., None]).exp()
+    attention = scores.sub_(logsumexp[..., None]).exp_()
     length, peak, accumulated = prefill.prompt_length, observation.peak, observation.accumulated
     assert peak is not None
     return LayerCapture(
