@@ -54,7 +54,7 @@ def _measure(
     input_ids, steps = torch.tensor([prompt.input_ids]), origin.decode_tokens
     started = process_time()
     # One token more than is fed: the capture knows the one after the last, too.
-    generated = model.generate(
+    generated = model.generate(  # type: ignore[operator]
         input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=steps + 1, do_sample=False
     )
     generation = process_time() - started
