@@ -44,6 +44,19 @@ def _why_unwritable(path: Path) -> str | None:
     return None
 
 
+def plot_file(path: Path | None) -> Path | None:
+    """Refuse before the work the name of a plot that cannot be written after it, as wrong usage."""
+    if path is None:
+        return None
+    # Those of clusterprof.report.plots.
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise typer.BadParameter(f"{path} must end with .svg or .png.")
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written; name a file in a folder that can be.")
+    return path
+
+
 def read_prompt(text: str | None, file: Path | None, dash: str | None) -> str:
     """Return the prompt from whichever one of three places was named.
 

@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from clusterprof.errors import ClusterprofError
 
 FAILED = 1
+# A goal that was asked for is not met.
+UNMET = 3
 
 
 @dataclass

@@ -63,7 +63,7 @@ def _root(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage.
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 a target was not met.
 
     Parameters
     ----------

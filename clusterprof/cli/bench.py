@@ -1,12 +1,12 @@
 """`clusterprof bench`: time and memory of a compressed cache against the full one and against the baselines."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._files import plot_file
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice, profiles_model
 from clusterprof.cli._shell import FAILED, print_json
@@ -31,19 +31,6 @@ def _memory_text(text: str | None) -> str | None:
         return None
     opt.memory_bytes(text)
     return text.strip()
-
-
-def _plot_file(path: Path | None) -> Path | None:
-    """Refuse before the work what cannot be written after it."""
-    if path is None:
-        return None
-    # Those of clusterprof.report.plots.
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise typer.BadParameter(f"{path} must end with .svg or .png.")
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise typer.BadParameter(f"{path} cannot be written; name a file in a folder that can be.")
-    return path
 
 
 @with_groups
@@ -123,7 +110,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            callback=_plot_file,
+            callback=plot_file,
             metavar="FILE",
             help="Draw decode speed against prompt length into a .svg or .png file.",
             rich_help_panel=_PANEL,

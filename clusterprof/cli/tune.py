@@ -2,19 +2,20 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterprof.cli import _options as opt
 from clusterprof.cli._data import load_rows
-from clusterprof.cli._files import check_writable
+from clusterprof.cli._files import check_writable, plot_file
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
-from clusterprof.cli._shell import FAILED, as_sentence, print_json
+from clusterprof.cli._shell import FAILED, UNMET, print_json
+from clusterprof.cli._target import TargetOptions
+from clusterprof.cli._tuned import conclude, document, draw, size_of, tests_of
 from clusterprof.errors import ClusterprofError
 
 if TYPE_CHECKING:
@@ -52,7 +53,16 @@ def tune(
     capture_memory: opt.CaptureMemory = "20GiB",
     study: opt.Study = None,
     storage: opt.Storage = None,
+    target: TargetOptions,
     output: opt.Output = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            callback=plot_file,
+            metavar="FILE",
+            help="Draw what the held-out prompts show over the sizes into a .svg or .png file.",
+        ),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Find a compression method's values for a model, a dataset and each size, and write the profiles."""
@@ -68,6 +78,7 @@ def tune(
         raise typer.BadParameter(
             "held-out prompts decide whether its values stay; raise --holdout.", param_hint="--per-layer"
         )
+    chosen_target = target.chosen()
     if output is not None:
         _check_output(output, sizes)
     load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
@@ -99,6 +110,7 @@ def tune(
         storage=storage,
         tokens=tokens,
         per_layer=per_layer,
+        target=chosen_target,
     )
     choice = ModelChoice(model or default_model(), running)
     paths = {
@@ -111,9 +123,9 @@ def tune(
         check_writable(path)
     if storage is not None:
         open_storage(storage).remove_session()
-    interrupted = _tune(choice, rows, load, settings, paths, console, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(FAILED)
+    code = _tune(choice, rows, load, settings, paths, console, plot=plot, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
 
 
 def _check_output(output: Path, sizes: Sequence[int]) -> None:
@@ -134,15 +146,15 @@ def _tune(
     paths: Mapping[int, Path],
     console: "Console",
     *,
+    plot: Path | None,
     as_json: bool,
-) -> bool:
-    """Tune, show, write the profiles; returns whether Ctrl-C cut the search short.
+) -> int:
+    """Tune, show, write the profiles; returns the exit code.
 
     What was finished is shown although an error comes after it.
     """
     from clusterprof.cache import cache_dir
-    from clusterprof.report.console import say
-    from clusterprof.report.methods import sizes_table
+    from clusterprof.profiling.target import smallest_met
     from clusterprof.report.progress import TuneProgress
 
     progress = TuneProgress(console, settings)
@@ -152,7 +164,7 @@ def _tune(
         for result in _run(choice, rows, load, settings, cache_dir(), progress, console):
             # Before the profile is written, so that a full disk does not take the numbers along.
             _report(result, settings, console)
-            path = paths[result.profile.compression.size]
+            path = paths[size_of(result)]
             result.profile.save(path)
             results.append(result)
             _say_written(path, settings, console)
@@ -162,22 +174,19 @@ def _tune(
         failure = ClusterprofError(progress.interruption())
     except Exception as error:
         failure = error
-    if len(results) > 1:
-        console.print(sizes_table([(it.profile.compression.size, it.judgement) for it in results]))
+    # With a target they come from the largest size down.
+    results.sort(key=size_of)
+    if results:
+        conclude(results, settings, paths, console)
     if as_json and results:
-        document: dict[str, Any] = {
-            "profiles": [_document(it, paths[it.profile.compression.size]) for it in results]
-        }
-        if failure is not None:
-            document["error"] = as_sentence(failure)
-        print_json(document)
+        print_json(document(results, settings, paths, failure))
+    if plot is not None and results:
+        draw(results, settings, plot, console)
     if failure is not None:
         raise failure
-    interrupted = results[-1].interrupted
-    left = [str(size) for size in paths if size > results[-1].profile.compression.size]
-    if interrupted and left:
-        say(console, f"Not tuned yet: size {', '.join(left)}.", style="yellow")
-    return interrupted
+    if any(it.interrupted for it in results):
+        return FAILED
+    return UNMET if settings.target and smallest_met(tests_of(results)) is None else 0
 
 
 def _say_written(path: Path, settings: "TuneSettings", console: "Console") -> None:
@@ -207,6 +216,7 @@ def _run(
     from clusterprof.profiling.tune import tune
     from clusterprof.report.console import say
     from clusterprof.report.numbers import window_text
+    from clusterprof.report.target import target_text
     from clusterprof.text import one_line
 
     model, tokenizer = choice.load(console)
@@ -227,6 +237,8 @@ def _run(
         "as the window; "
         f"up to {settings.decode_tokens} decoded tokens per prompt",
     )
+    if settings.target is not None:
+        say(console, f"target   {target_text(settings.target)}; the largest size is tuned first")
     with progress:
         yield from tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
 
@@ -250,34 +262,3 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
             "run the same command again to go on from there.",
             style="yellow",
         )
-
-
-def _document(result: "TuneResult", path: Path) -> dict[str, Any]:
-    results = result.profile.results
-    return {
-        "profile": str(path),
-        "best": {
-            "method": result.profile.compression.method.model_dump(),
-            "overrides": [override.model_dump() for override in result.profile.compression.overrides],
-            "objective": results.tuning.objective,
-            "tuning": results.tuning.value,
-            "held_out": None if results.held_out is None else results.held_out.value,
-        },
-        "judged_on": "held out" if result.judgement.held_out else "tuning",
-        "methods": [
-            {
-                "label": scored.label,
-                "method": scored.method.model_dump() if scored.method else None,
-                "overrides": [override.model_dump() for override in scored.overrides],
-                **asdict(scored.scores),
-                "difference": None if scored.behind is None else asdict(scored.behind),
-            }
-            for scored in result.judgement.methods
-        ],
-        "per_layer": None
-        if result.per_layer is None
-        else {"tried": result.per_layer.tried, "replays": result.per_layer.replays},
-        "samples": result.samples,
-        "timings": result.timings,
-        "interrupted": result.interrupted,
-    }

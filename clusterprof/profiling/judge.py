@@ -12,6 +12,7 @@ from clusterprof.statistics import Estimate, paired_difference
 
 # The tuned method, where it is in the table twice.
 UNIFORM, PER_LAYER = "tuned, uniform", "tuned, per layer"
+TUNED_SNAPKV = "SnapKV tuned"
 _BASELINES = ("clusterattn", "snapkv", "topk", "streaming_llm")
 
 
@@ -23,8 +24,8 @@ class MethodResult:
     ----------
     method : MethodConfig or None
         None for the full cache.
-    scores : Scores
-        Means over the prompts.
+    per_prompt : tuple of Scores
+        One for each prompt.
     behind : Estimate, optional
         The tuned method's objective minus this one's, prompt by prompt; not there for the tuned one itself and
         for the full cache.
@@ -34,9 +35,14 @@ class MethodResult:
 
     label: str
     method: MethodConfig | None
-    scores: Scores
+    per_prompt: tuple[Scores, ...]
     behind: Estimate | None = None
     overrides: tuple[LayerOverride, ...] = ()
+
+    @property
+    def scores(self) -> Scores:
+        """Means over the prompts."""
+        return mean_scores(self.per_prompt)
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,17 @@ class Judgement:
 
     Attributes
     ----------
-    tuned : tuple of Scores
-        The tuned method's, by prompt.
     held_out : bool
         Whether the search had not seen the prompts.
     """
 
     methods: tuple[MethodResult, ...]
-    tuned: tuple[Scores, ...]
     held_out: bool
+
+    @property
+    def tuned(self) -> tuple[Scores, ...]:
+        """The tuned method's, by prompt."""
+        return self.methods[0].per_prompt
 
 
 def judge(
@@ -95,9 +103,9 @@ def judge(
         mine, others = ([scores[objective] for scores in per_prompt[it]] for it in (tuned, label))
         behind = None if label == tuned else paired_difference(mine, others, seed=seed)
         method, overrides = compared[label].method, compared[label].overrides
-        results.append(MethodResult(label, method, means[label], behind, overrides))
-    results.append(MethodResult("full", None, mean_scores(evaluator.full_scores())))
-    return Judgement(tuple(results), tuple(per_prompt[tuned]), held_out)
+        results.append(MethodResult(label, method, tuple(per_prompt[label]), behind, overrides))
+    results.append(MethodResult("full", None, tuple(evaluator.full_scores())))
+    return Judgement(tuple(results), held_out)
 
 
 def _compared(
@@ -118,5 +126,5 @@ def _methods(best: Compression, tuned_snapkv: MethodConfig | None) -> Mapping[st
         if other != name:
             methods[METHODS[other].title] = default_method(other, size)
         if other == "snapkv" and tuned_snapkv is not None:
-            methods["SnapKV tuned"] = tuned_snapkv
+            methods[TUNED_SNAPKV] = tuned_snapkv
     return methods

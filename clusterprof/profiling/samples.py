@@ -46,8 +46,8 @@ def draw_samples(
     ------
     DataError
         If that is not more than a size, if all prompts of the tuning sample fit in one, if none is held out to decide
-        about values per layer, or if the window is a prompt's question and that is not known, or takes all of a size
-        in every prompt.
+        about values per layer, or too few to ever show the target, or if the window is a prompt's question and that is
+        not known, or takes all of a size in every prompt.
     """
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     drawn = {row.id for row in rows}
@@ -74,7 +74,33 @@ def draw_samples(
                 f"The question of every sampled prompt of {dataset.name} takes all of --size {size} (the shortest has "
                 f"{shortest} tokens); choose a larger --size, or use --window N."
             )
+    for size in sorted(settings.sizes, reverse=True):
+        _check_target(samples, dataset, settings, size)
     return samples
+
+
+def _check_target(samples: Samples, dataset: Dataset, settings: TuneSettings, size: int) -> None:
+    if settings.target is None:
+        return
+    prompts, needed = samples.longer_than(size).held_out, settings.target.prompts_needed
+    if settings.window == "query":
+        prompts = tuple(prompt for prompt in prompts if (prompt.query_length or 0) < size)
+    if len(prompts) >= needed:
+        return
+    holdout = len(samples.held_out) + needed - len(prompts)
+    others = len(dataset.rows) - len(samples.tuning)
+    if holdout <= others:
+        advice = f"raise --holdout from {len(samples.held_out)} to {holdout}"
+        advice += "." if len(prompts) == len(samples.held_out) else " or more."
+    else:
+        advice = (
+            f"{dataset.name} has {others} rows besides the {len(samples.tuning)} that are tuned on: give more data, "
+            "tune on fewer rows (--samples), or lower --target-share."
+        )
+    raise DataError(
+        f"That {100 * settings.target.share:g} % of prompts meet --target {settings.target} takes at least {needed} "
+        f"held-out prompts to show at --size {size}, and {len(prompts)} can be used there; {advice}"
+    )
 
 
 def _longer(prompts: Iterable[Prompt], size: int) -> tuple[Prompt, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from clusterprof.profile import Window
 from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.objective import ObjectiveName
+from clusterprof.profiling.target import Target
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -49,6 +50,9 @@ class TuneSettings:
         matters, in a SQLite file. Each search adds its size to the name, and SnapKV's, for comparison, its method.
     per_layer : bool
         Whether to look for other values in groups of layers, too.
+    target : Target, optional
+        A goal that held-out prompts shall show to be met: the largest size is then tuned first, and none below one
+        that fails.
     """
 
     sizes: tuple[int, ...]
@@ -68,6 +72,7 @@ class TuneSettings:
     storage: str | None = None
     tokens: int | None = None
     per_layer: bool = False
+    target: Target | None = None
 
 
 class TuneListener(Protocol):

@@ -25,6 +25,7 @@ from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.spaces import SearchSpace, search_space
 from clusterprof.profiling.store import CaptureStore
 from clusterprof.profiling.study import Studies
+from clusterprof.profiling.target import TargetResult
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
 
@@ -51,6 +52,8 @@ class TuneResult:
         The search was stopped by Ctrl-C; the result rests on the trials finished until then.
     per_layer : PerLayer, optional
         What the search for other values in groups of layers found, if it was asked for.
+    target : TargetResult, optional
+        What the held-out prompts show of the goal, if there is one.
     """
 
     profile: Profile
@@ -59,6 +62,7 @@ class TuneResult:
     timings: dict[str, float]
     interrupted: bool
     per_layer: PerLayer | None = None
+    target: TargetResult | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ def tune(
 ) -> Iterator[TuneResult]:
     """Find a method's parameters for a model and a dataset, at one size after the other, the smallest first.
 
+    With a target the largest comes first, and none follows on one that is not shown to meet it.
+
     Captures and finished trials are kept in ``cache_dir``: a run that was interrupted goes on where it was.
 
     Yields
@@ -92,7 +98,7 @@ def tune(
     Raises
     ------
     DataError
-        If every prompt fits in a size, so there is nothing to compress.
+        If every prompt fits in a size, so there is nothing to compress, or too few are held out for the target.
     ClusterprofError
         If a library that the method needs is missing, no sample can be used at a size, or the study belongs to
         something else.
@@ -110,7 +116,8 @@ def tune(
     identity = ModelIdentity.of(model, tokenizer)
     records = {
         size: dataset_record(dataset, samples, size=size, seed=settings.seed, tokens=settings.tokens)
-        for size in sorted(set(settings.sizes))
+        # A fixed sequence of tests, see Target: from the easiest down.
+        for size in sorted(set(settings.sizes), reverse=settings.target is not None)
     }
     tuner = _Tuner(model, tokenizer, dataset, settings, identity, cache_dir, listener)
     yield from tuner.run(samples.longer_than(min(settings.sizes)), records)
@@ -153,7 +160,7 @@ class _Tuner:
                     self.listener.left_out(sample)
             result = self._tune(data, tuning, held_out, size, capture_s)
             yield result
-            if result.interrupted:
+            if result.interrupted or (result.target is not None and not result.target.met):
                 return
 
     def _tune(
@@ -186,6 +193,7 @@ class _Tuner:
         best = found.best.model_copy(update={"overrides": judgement.methods[0].overrides})
         search_s = time.monotonic() - started
         trials = len(finished(found.study))
+        target = self.settings.target
         profile = Profile(
             schema_version=1,
             model=self.identity,
@@ -217,6 +225,7 @@ class _Tuner:
             },
             interrupted=interrupted,
             per_layer=per_layer,
+            target=None if target is None else target.check(judgement.tuned if judgement.held_out else ()),
         )
 
     def _rival(self, size: int, tuning: Captured, evaluator: Evaluator) -> MethodConfig | None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.groups import Value, methods_in, ordered
-from clusterprof.evaluation.summary import summarise
-from clusterprof.report.figures import MUTED, new_figure, shown, styles
+from clusterprof.evaluation.summary import Cell, Row, summarise
+from clusterprof.report.figures import MUTED, Plot, drawing, new_figure, shown, style_of, styles
 from clusterprof.report.heatmaps import tick_text
 from clusterprof.report.metrics import metric_of
+from clusterprof.statistics import mean_estimate
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from clusterprof.evaluation.records import Record
-    from clusterprof.evaluation.summary import Row
+    from clusterprof.profiling.judge import Judgement
+    from clusterprof.profiling.objective import ObjectiveName
+    from clusterprof.profiling.target import Target
     from clusterprof.report.figures import Style
     from clusterprof.statistics import Estimate
 
@@ -45,6 +48,45 @@ def size_chart(records: Sequence[Record], metric: str, *, over: str | None = Non
     _lines(panel, compressed, sizes, looks, lambda row: row.cell.size or 0)
     _finish(figure, [panel], "tokens kept per KV head", metric)
     return figure
+
+
+def tuned_plot(
+    judgements: Mapping[int, Judgement], objective: ObjectiveName, target: Target | None, *, seed: int
+) -> Plot:
+    """Draw what tunes at several sizes were worth: tuned, its method's default, and SnapKV tuned the same way.
+
+    Parameters
+    ----------
+    objective : str
+        Drawn, unless there is a target, whose own is drawn then with its value as a line.
+    seed : int
+        Of the intervals.
+    """
+    # Loads torch, which the other charts do without.
+    from clusterprof.profiling.judge import TUNED_SNAPKV
+
+    name = objective if target is None else target.objective
+    rows: list[Row] = []
+    looks: dict[str, Style] = {}
+    for size, judgement in judgements.items():
+        tuned, default, *others = judgement.methods
+        rivals = [(other, 0) for other in others if other.label == TUNED_SNAPKV]
+        for result, variant in ((tuned, 0), (default, 1), *rivals):
+            mean = mean_estimate([scores[name] for scores in result.per_prompt], seed=seed)
+            rows.append(Row(Cell(result.label, size), mean))
+            assert result.method is not None
+            looks[result.label] = style_of(result.method.name, variant)
+    seen = "held-out prompts" if all(it.held_out for it in judgements.values()) else "prompts tuned on"
+    with drawing():
+        figure = new_figure(_HEIGHT)
+        panel = figure.subplots()
+        _lines(panel, rows, sorted(judgements), looks, lambda row: row.cell.size or 0)
+        if target is not None:
+            # The lines are means, and the target is one for most prompts.
+            label = f"target, for {100 * target.share:g} %"
+            panel.axhline(target.value, color=MUTED, linestyle="--", label=label)
+        _finish(figure, [panel], "tokens kept per KV head", name)
+    return Plot(f"{name} on {seen}, means with 95 % intervals", figure)
 
 
 def length_chart(records: Sequence[Record], metric: str, label: str) -> Figure:

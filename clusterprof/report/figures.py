@@ -114,16 +114,20 @@ def styles(records: Sequence["Record"]) -> Mapping[str, Style]:
     found = {}
     for method in methods_in(records):
         base = bases[method]
-        colour, marker = _LIGHT.get(base, _OTHER_COLOUR), _MARKERS.get(base, _OTHER_MARKER)
-        if base == FULL:
-            found[method] = Style(colour, "", "--", filled=True)
-        elif variants[base] == 0:
-            found[method] = Style(colour, marker, "-", filled=True)
-        else:
-            line = _VARIANT_LINES[(variants[base] - 1) % len(_VARIANT_LINES)]
-            found[method] = Style(colour, marker, line, filled=False)
+        found[method] = style_of(base, variants[base])
         variants[base] += 1
     return found
+
+
+def style_of(base: str, variant: int) -> Style:
+    """Return the look of a method, or of one of its variants if ``variant`` is above 0."""
+    colour, marker = _LIGHT.get(base, _OTHER_COLOUR), _MARKERS.get(base, _OTHER_MARKER)
+    if base == FULL:
+        return Style(colour, "", "--", filled=True)
+    if variant == 0:
+        return Style(colour, marker, "-", filled=True)
+    line = _VARIANT_LINES[(variant - 1) % len(_VARIANT_LINES)]
+    return Style(colour, marker, line, filled=False)
 
 
 @contextmanager

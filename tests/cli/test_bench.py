@@ -239,7 +239,7 @@ def test_a_profile_has_its_own_size_and_window(run: Run, profile_file: Path) -> 
 
 def test_a_plot_that_cannot_be_written_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # Permissions do not bind whoever runs tests as root.
-    monkeypatch.setattr("clusterprof.cli.bench.os.access", lambda path, mode: False)
+    monkeypatch.setattr("clusterprof.cli._files.os.access", lambda path, mode: False)
     finished = run("bench", *SIZE, "--plot", "speed.svg")
     assert finished.code == 2
     assert "cannot be written" in finished.err

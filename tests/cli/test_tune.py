@@ -30,7 +30,8 @@ def only(finished: Finished) -> Any:
 
 def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> None:
     assert tuned.code == 0
-    assert tuned.json().keys() == {"profiles"}
+    assert tuned.json().keys() == {"profiles", "target"}
+    assert tuned.json()["target"] is None
     document = only(tuned)
     assert document.keys() == {
         "profile", "best", "judged_on", "methods", "per_layer", "samples", "timings", "interrupted",

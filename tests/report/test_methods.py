@@ -34,7 +34,7 @@ def result(
     agreement: float = 0.8,
     behind: Estimate | None = None,
 ) -> MethodResult:
-    return MethodResult(label, method, Scores(cosine, 0.7, 0.6, kl, agreement, 1.5), behind)
+    return MethodResult(label, method, (Scores(cosine, 0.7, 0.6, kl, agreement, 1.5),), behind)
 
 
 TUNED = ClusterAttn(num_block=4, theta=0.003)
@@ -45,7 +45,9 @@ FULL = result("full", None, 1.0, 0.0, 1.0)
 
 def judgement(*methods: MethodResult, prompts: int = 8, held_out: bool = True) -> Judgement:
     """The tuned method, its default and others, and the full cache."""
-    return Judgement((*methods, FULL), (methods[0].scores,) * prompts, held_out)
+    return Judgement(
+        tuple(replace(each, per_prompt=each.per_prompt * prompts) for each in (*methods, FULL)), held_out
+    )
 
 
 def against_default(behind: Estimate | None = ABOVE, prompts: int = 8, held_out: bool = True) -> Judgement:
@@ -256,7 +258,7 @@ def test_another_methods_default_is_its_own() -> None:
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:
     judged = judgement(result("tuned", TopK()), result("top-k default", TopK(), behind=AROUND))
     assert said(judged, space=()) == ["top-k has nothing to tune; the profile holds it as it is."]
-    unseen = Judgement(judged.methods, judged.tuned, held_out=False)
+    unseen = replace(judged, held_out=False)
     assert title_of(methods_table(unseen, size=256, space={})) == "256 tokens kept per head, 8 prompts"
 
 
