@@ -8,6 +8,7 @@ have 2,000 tokens, the objective is the divergence of the next token, and a repl
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from optuna.trial import TrialState
 
 from clusterprof.cache import cache_dir
 from clusterprof.data import build_prompt, load_dataset, sample_rows
+from clusterprof.errors import CompressionError
 from clusterprof.evaluation.session import Session
 from clusterprof.methods import SnapKV
 from clusterprof.models import load_model
@@ -35,15 +37,15 @@ SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "grid")
 class Counted(Evaluator):
     """Replays what no run has replayed yet, and counts what each run would have had to replay."""
 
-    shared: dict[tuple[int, str], Scores] = field(default_factory=dict)
+    shared: dict[tuple[int, str], Scores | CompressionError] = field(default_factory=dict)
     asked: set[tuple[int, str]] = field(default_factory=set)
 
-    def sample_scores(self, i: int, compression: Compression) -> Scores:
-        key = (i, compression.model_dump_json())
-        self.asked.add(key)
-        if key not in self.shared:
-            self.shared[key] = super().sample_scores(i, compression)
-        return self.shared[key]
+    def sample_scores(self, i: int, compressions: Sequence[Compression]) -> list[Scores | CompressionError]:
+        keys = [(i, compression.model_dump_json()) for compression in compressions]
+        self.asked.update(keys)
+        new = {key: it for key, it in zip(keys, compressions, strict=True) if key not in self.shared}
+        self.shared.update(zip(new, super().sample_scores(i, list(new.values())), strict=True))
+        return [self.shared[key] for key in keys]
 
 
 def main() -> None:

@@ -10,20 +10,21 @@ def decode_scores(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     Parameters
     ----------
     query : Tensor
-        ``(heads, decoded, head_dim)``, after RoPE.
+        ``(..., heads, decoded, head_dim)``, after RoPE.
     key : Tensor
-        ``(kv_heads, stored + decoded, head_dim)``: what was stored before decoding, then the decoded tokens.
+        ``(..., kv_heads, stored + decoded, head_dim)``: what was stored before decoding, then the decoded tokens.
     scaling : float
         What the model multiplies its attention scores with.
 
     Returns
     -------
     Tensor
-        float32 ``(heads, decoded, stored + decoded)``; -inf where a token lies in the future.
+        float32 ``(..., heads, decoded, stored + decoded)``; -inf where a token lies in the future.
     """
-    heads, decoded, head_dim = query.shape
-    grouped = (query.float() * scaling).reshape(key.shape[0], -1, head_dim)
-    scores = (grouped @ key.float().transpose(-1, -2)).view(heads, decoded, -1)
+    heads, decoded, head_dim = query.shape[-3:]
+    grouped = (query.float() * scaling).reshape(*query.shape[:-3], key.shape[-3], -1, head_dim)
+    scores = grouped @ key.float().transpose(-1, -2)
+    scores = scores.view(*scores.shape[:-3], heads, decoded, -1)
     future = torch.ones(decoded, decoded, dtype=torch.bool, device=key.device).triu(1)
     scores[..., scores.shape[-1] - decoded :].masked_fill_(future, -torch.inf)
     return scores
@@ -35,15 +36,15 @@ def attention_outputs(attention: Tensor, values: Tensor) -> Tensor:
     Parameters
     ----------
     attention : Tensor
-        float32 ``(heads, decoded, stored + decoded)``.
+        float32 ``(..., heads, decoded, stored + decoded)``.
     values : Tensor
-        ``(kv_heads, stored + decoded, head_dim)``.
+        ``(..., kv_heads, stored + decoded, head_dim)``.
 
     Returns
     -------
     Tensor
-        float32 ``(heads, decoded, head_dim)``.
+        float32 ``(..., heads, decoded, head_dim)``.
     """
-    heads, decoded, _ = attention.shape
-    grouped = attention.reshape(values.shape[0], -1, attention.shape[-1])
-    return (grouped @ values.float()).view(heads, decoded, -1)
+    *rows, heads, decoded, tokens = attention.shape
+    grouped = attention.reshape(*rows, values.shape[-3], -1, tokens)
+    return (grouped @ values.float()).view(*rows, heads, decoded, -1)

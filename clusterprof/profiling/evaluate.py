@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import Scores
-from clusterprof.profiling.replay import Replay, replay
+from clusterprof.profiling.replay import Replay, replay_all
 from clusterprof.runtime.selection import kept_by_layer
+
+# Scores, and the cosine of the attention's outputs by layer.
+_Known = tuple[Scores, Tensor]
 
 
 @dataclass
@@ -27,7 +31,7 @@ class Evaluator:
     model: PreTrainedModel
     captures: Sequence[Capture]
     replays: int = 0
-    _known: list[dict[bytes, tuple[Scores, Tensor]]] = field(init=False)
+    _known: list[dict[bytes, _Known]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._known = [{} for _ in self.captures]
@@ -40,11 +44,7 @@ class Evaluator:
         CompressionError
             If a replay's result is not finite.
         """
-        return [self.sample_scores(i, compression) for i in range(len(self.captures))]
-
-    def sample_scores(self, i: int, compression: Compression) -> Scores:
-        """Of one capture; raises as :meth:`scores`."""
-        return self._sample(i, compression)[0]
+        return [scores for scores, _ in self._everywhere(compression)]
 
     def outputs_by_layer(self, compression: Compression) -> Tensor:
         """Cosine of the attention's outputs in each full-attention layer, the mean over samples: float32 ``(layers,)``.
@@ -54,18 +54,45 @@ class Evaluator:
         CompressionError
             As :meth:`scores`.
         """
-        by_sample = [self._sample(i, compression)[1] for i in range(len(self.captures))]
-        return torch.stack(by_sample).mean(dim=0)
+        return torch.stack([outputs for _, outputs in self._everywhere(compression)]).mean(dim=0)
 
-    def _sample(self, i: int, compression: Compression) -> tuple[Scores, Tensor]:
-        capture = self.captures[i]
-        kept = kept_by_layer(compression, capture.observation, capture.layers)
-        key = kept.to(torch.int32).numpy().tobytes()
-        if key not in self._known[i]:
-            result = replay(self.model, capture, kept)
-            self._known[i][key] = _scores(result), result.attention_output.mean(dim=(1, 2)).cpu()
-            self.replays += 1
-        return self._known[i][key]
+    def sample_scores(self, i: int, compressions: Sequence[Compression]) -> list[Scores | CompressionError]:
+        """Of one capture, replaying all that is new in one forward; an error where a result is not finite."""
+        return [it if isinstance(it, CompressionError) else it[0] for it in self._sample(i, compressions)]
+
+    def _everywhere(self, compression: Compression) -> list[_Known]:
+        results = []
+        for i in range(len(self.captures)):
+            (result,) = self._sample(i, [compression])
+            if isinstance(result, CompressionError):
+                raise result
+            results.append(result)
+        return results
+
+    def _sample(self, i: int, compressions: Sequence[Compression]) -> list[_Known | CompressionError]:
+        capture, known = self.captures[i], self._known[i]
+        kept = [kept_by_layer(each, capture.observation, capture.layers) for each in compressions]
+        keys = [each.to(torch.int32).numpy().tobytes() for each in kept]
+        new = {key: each for key, each in zip(keys, kept, strict=True) if key not in known}
+        failed: dict[bytes, CompressionError] = {}
+        if new:
+            results = self._replayed(capture, torch.stack(list(new.values())))
+            self.replays += len(new)
+            for key, result in zip(new, results, strict=True):
+                if isinstance(result, CompressionError):
+                    failed[key] = result
+                else:
+                    known[key] = _scores(result), result.attention_output.mean(dim=(1, 2)).cpu()
+        return [failed[key] if key in failed else known[key] for key in keys]
+
+    def _replayed(self, capture: Capture, kept: Tensor) -> list[Replay | CompressionError]:
+        try:
+            return replay_all(self.model, capture, kept)
+        except torch.OutOfMemoryError:
+            if len(kept) == 1:
+                raise
+        # One row takes less.
+        return [result for row in kept.split(1) for result in replay_all(self.model, capture, row)]
 
     def full_scores(self) -> list[Scores]:
         """The full cache against itself: what no method can beat."""

@@ -1,4 +1,4 @@
-"""Replay: what one compression does to a captured run, at the cost of one forward of the decoded tokens."""
+"""Replay: what compressions do to a captured run, at the cost of one forward of the decoded tokens."""
 
 from dataclasses import dataclass, field
 
@@ -45,7 +45,13 @@ class Replay:
 
 @dataclass
 class _Comparer:
-    """Computes each layer's attention over the compressed cache, and compares it with the full one's."""
+    """Computes each layer's attention over compressed caches, and compares it with the full one's.
+
+    Attributes
+    ----------
+    cosine, cosine_padded, attention_output : list of Tensor
+        By full-attention layer, ``(rows, heads, decoded)``.
+    """
 
     capture: Capture
     cosine: list[Tensor] = field(default_factory=list)
@@ -63,10 +69,11 @@ class _Comparer:
             return None
         device = key.device
         kept = key.shape[2] - query.shape[2]
-        compressed = decode_scores(query[0], key[0], scaling).softmax(dim=-1)
-        outputs = attention_outputs(compressed, value[0])
+        compressed = decode_scores(query, key, scaling).softmax(dim=-1)
+        outputs = attention_outputs(compressed, value)
         # The kept keys are the full run's own; only the keys of the decoded tokens differ between the runs.
-        full_keys = torch.cat([key[0, :, :kept], layer.decoded_keys.to(device)], dim=1)
+        decoded_keys = layer.decoded_keys.to(device).expand(key.shape[0], -1, -1, -1)
+        full_keys = torch.cat([key[:, :, :kept], decoded_keys], dim=2)
         full_scores = decode_scores(layer.queries.to(device), full_keys, scaling)
         full = full_scores.sub_(layer.logsumexp.to(device)[..., None]).exp_()
         full_norm = full.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
@@ -74,12 +81,26 @@ class _Comparer:
         self.cosine.append(product / full_norm)
         self.cosine_padded.append(product / layer.norm.to(device))
         self.attention_output.append(cosine_similarity(outputs, layer.outputs.to(device), dim=-1))
-        return outputs.transpose(0, 1)[None].to(query.dtype)
+        return outputs.transpose(1, 2).to(query.dtype)
+
+
+def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
+    """Replay one kept set, int64 ``(layers, kv_heads, size)``; see :func:`replay_all`.
+
+    Raises
+    ------
+    CompressionError
+        If a result is not finite; it names the layer.
+    """
+    (result,) = replay_all(model, capture, kept[None])
+    if isinstance(result, CompressionError):
+        raise result
+    return result
 
 
 @torch.inference_mode()
-def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
-    """Run the decoded tokens of a capture over a compressed cache, in one forward, and compare.
+def replay_all(model: PreTrainedModel, capture: Capture, kept: Tensor) -> list[Replay | CompressionError]:
+    """Run the decoded tokens of a capture over compressed caches, in one forward, and compare.
 
     One causal forward of all tokens equals single steps, because the tokens are given.
 
@@ -90,42 +111,56 @@ def replay(model: PreTrainedModel, capture: Capture, kept: Tensor) -> Replay:
     capture : Capture
         Of one prompt.
     kept : Tensor
-        int64 ``(layers, kv_heads, size)``, sorted prompt positions per full-attention layer.
+        int64 ``(rows, layers, kv_heads, size)``, sorted prompt positions per full-attention layer: a row for each
+        compression.
 
     Returns
     -------
-    Replay
-        On the model's device.
-
-    Raises
-    ------
-    CompressionError
-        If a result is not finite; it names the layer.
+    list of Replay or CompressionError
+        By row, on the model's device; an error, which names the layer, where a result is not finite.
     """
-    cache = capture.prompt_cache.compressed(model, kept[None])
+    rows = kept.shape[0]
+    cache = capture.prompt_cache.compressed(model, kept)
     comparer = _Comparer(capture)
+    tokens = capture.tokens.to(model.device)
     # The model's own attention would give no distributions, and computing it besides would cost as much again.
     with observe_attention(model, comparer.begin, comparer.attend):
-        logits = model(
-            input_ids=capture.tokens[None, :-1].to(model.device), use_cache=True, **{CACHE: cache}
-        ).logits[0]
+        logits = model(input_ids=tokens[:-1].expand(rows, -1), use_cache=True, **{CACHE: cache}).logits
+    full = capture.log_probs.to(model.device)
+    by_row = zip(
+        torch.stack(comparer.cosine, dim=1),
+        torch.stack(comparer.cosine_padded, dim=1),
+        torch.stack(comparer.attention_output, dim=1),
+        logits,
+        strict=True,
+    )
+    return [_result(list(capture.layers), tokens, full, *row) for row in by_row]
 
-    cosine = torch.stack(comparer.cosine)
+
+def _result(
+    layers: list[int],
+    tokens: Tensor,
+    full: Tensor,
+    cosine: Tensor,
+    cosine_padded: Tensor,
+    attention_output: Tensor,
+    logits: Tensor,
+) -> Replay | CompressionError:
     finite = torch.isfinite(cosine).flatten(1).all(dim=1)
-    for i, layer_finite in zip(capture.layers, finite.tolist(), strict=True):
+    for i, layer_finite in zip(layers, finite.tolist(), strict=True):
         if not layer_finite:
-            raise CompressionError(f"The compressed attention of layer {i} is not finite.")
-    compressed, full = logits.float().log_softmax(dim=-1), capture.log_probs.to(model.device)
+            return CompressionError(f"The compressed attention of layer {i} is not finite.")
+    compressed = logits.float().log_softmax(dim=-1)
     kl = (full - compressed).mul_(full.exp()).sum(dim=-1)
     # A single logit that is not finite makes it so, too, and asking all of them takes longer than the rest.
     if not torch.isfinite(kl).all():
-        raise CompressionError("The logits over the compressed cache are not finite.")
+        return CompressionError("The logits over the compressed cache are not finite.")
     # The full run's preferences, as it decoded greedily.
-    targets = capture.tokens[1:].to(model.device)
+    targets = tokens[1:]
     return Replay(
         cosine=cosine,
-        cosine_padded=torch.stack(comparer.cosine_padded),
-        attention_output=torch.stack(comparer.attention_output),
+        cosine_padded=cosine_padded,
+        attention_output=attention_output,
         kl=kl,
         agreement=(compressed.argmax(dim=-1) == targets).float(),
         loss=-compressed.gather(1, targets[:, None])[:, 0],

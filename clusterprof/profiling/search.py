@@ -208,21 +208,27 @@ def _evaluate(
     best: Sequence[float] | None,
 ) -> None:
     for i in range(len(evaluator.captures)):
-        for candidate in candidates:
-            if candidate.given_up or candidate.error is not None:
-                continue
-            try:
-                candidate.scores.append(
-                    _checked(evaluator.sample_scores(i, candidate.compression), objective)
-                )
-            except Exception as error:
-                if not spares_the_run(error):
-                    raise
-                candidate.error = error
-                continue
-            if best is not None and i + 1 < len(evaluator.captures):
-                values = [scores[objective] for scores in candidate.scores]
-                candidate.given_up = _is_behind(values, best, objective)
+        left = [candidate for candidate in candidates if not (candidate.given_up or candidate.error)]
+        if not left:
+            return
+        results: Sequence[Scores | Exception]
+        try:
+            results = evaluator.sample_scores(i, [candidate.compression for candidate in left])
+        except Exception as error:
+            if not spares_the_run(error):
+                raise
+            results = [error] * len(left)
+        for candidate, result in zip(left, results, strict=True):
+            if isinstance(result, Exception):
+                candidate.error = result
+            elif not math.isfinite(result[objective]):
+                # Optuna would make +inf the best trial.
+                candidate.error = CompressionError(f"The objective {objective} is {result[objective]}.")
+            else:
+                candidate.scores.append(result)
+                if best is not None and i + 1 < len(evaluator.captures):
+                    values = [scores[objective] for scores in candidate.scores]
+                    candidate.given_up = _is_behind(values, best, objective)
 
 
 def _best(study: optuna.Study) -> list[float] | None:
@@ -318,10 +324,3 @@ def _enqueue(study: optuna.Study, point: Point) -> None:
     known += [trial.system_attrs.get("fixed_params", {}) for trial in waiting]
     if point not in known:
         study.enqueue_trial(point)
-
-
-def _checked(scores: Scores, objective: ObjectiveName) -> Scores:
-    # Optuna would make +inf the best trial.
-    if not math.isfinite(scores[objective]):
-        raise CompressionError(f"The objective {objective} is {scores[objective]}.")
-    return scores

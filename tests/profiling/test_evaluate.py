@@ -1,4 +1,5 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling import evaluate
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
-from clusterprof.profiling.replay import replay
+from clusterprof.profiling.objective import Scores
+from clusterprof.profiling.replay import replay, replay_all
 from clusterprof.runtime.selection import kept_positions
 from tests.profiling.subjects import SMALL, capture, random_prompt
 from tests.tiny import tiny_llama
@@ -114,12 +116,55 @@ def test_a_failed_replay_is_not_remembered(
 ) -> None:
     evaluator = Evaluator(model, captures)
 
-    def fail(*arguments: object) -> None:
-        raise CompressionError("not finite")
+    def fail(*arguments: object) -> list[CompressionError]:
+        return [CompressionError("not finite")]
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluate, "replay", fail)
+        patched.setattr(evaluate, "replay_all", fail)
         with pytest.raises(CompressionError, match="not finite"):
             evaluator.scores(SMALL)
-    assert evaluator.replays == 0
     assert evaluator.scores(SMALL) == Evaluator(model, captures).scores(SMALL)
+
+
+def test_what_is_new_is_replayed_together_and_in_order(
+    model: PreTrainedModel, captures: list[Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator, rows = Evaluator(model, captures), []
+
+    def counted(*arguments: Any) -> Any:
+        rows.append(arguments[2].shape[0])
+        return replay_all(*arguments)
+
+    monkeypatch.setattr(evaluate, "replay_all", counted)
+    wide, none = candidate(2, 0.02), candidate(2, 1.0)
+    (known,) = evaluator.sample_scores(1, [none])
+    # Without a centre num_block has no say: the third keeps what the first does.
+    found = evaluator.sample_scores(1, [none, wide, candidate(7, 0.999), candidate(3, 0.01), wide])
+    assert (rows, evaluator.replays) == ([1, 2], 3)
+    assert found[0] == found[2] == known
+    assert found[1] == found[4]
+    alone = Evaluator(model, captures)
+    for result, compression in zip(found, [none, wide, none, candidate(3, 0.01), wide], strict=True):
+        (expected,) = alone.sample_scores(1, [compression])
+        assert isinstance(result, Scores)
+        assert isinstance(expected, Scores)
+        assert asdict(result) == pytest.approx(asdict(expected), abs=1e-5)
+
+
+def test_where_memory_does_not_suffice_for_all_they_are_replayed_one_by_one(
+    model: PreTrainedModel, captures: list[Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 1
+
+    def limited(*arguments: Any) -> Any:
+        if arguments[2].shape[0] > most:
+            raise torch.OutOfMemoryError("no memory")
+        return replay_all(*arguments)
+
+    several = [candidate(2, 0.02), candidate(2, 1.0), candidate(3, 0.01)]
+    expected = [Evaluator(model, captures).sample_scores(0, [it])[0] for it in several]
+    monkeypatch.setattr(evaluate, "replay_all", limited)
+    assert Evaluator(model, captures).sample_scores(0, several) == expected
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        Evaluator(model, captures).sample_scores(0, several)

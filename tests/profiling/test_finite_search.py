@@ -1,6 +1,6 @@
 """Searching spaces that have finitely many points."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -32,9 +32,15 @@ class Scripted(Evaluator):
         self.captures: Any = [None]
         self.asked: list[MethodConfig] = []
 
-    def sample_scores(self, i: int, compression: Compression) -> Scores:
-        self.asked.append(compression.method)
-        return Scores(self.value(compression.method), 0.2, 0.3, 0.3, 0.4, 0.5)
+    def sample_scores(self, i: int, compressions: Sequence[Compression]) -> list[Scores | CompressionError]:
+        results: list[Scores | CompressionError] = []
+        for compression in compressions:
+            self.asked.append(compression.method)
+            try:
+                results.append(Scores(self.value(compression.method), 0.2, 0.3, 0.3, 0.4, 0.5))
+            except CompressionError as error:
+                results.append(error)
+        return results
 
 
 def run(

@@ -10,7 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 from clusterprof.errors import CompressionError
 from clusterprof.methods import ClusterAttn, SnapKV, StreamingLLM
 from clusterprof.profiling.capture import Capture, LayerCapture
-from clusterprof.profiling.replay import Replay, replay
+from clusterprof.profiling.replay import Replay, replay, replay_all
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.selection import kept_positions
 from clusterprof.runtime.transformers_names import CACHE
@@ -190,3 +190,32 @@ def test_full_attention_that_lies_wholly_on_evicted_tokens_is_no_division_by_zer
     result = replay(model, replace(found, layers=layers), random_kept(2))
     assert bool((result.cosine == 0).all())
     assert bool((result.cosine_padded == 0).all())
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_mistral, tiny_qwen2, tiny_gemma3])
+def test_rows_are_replayed_together_as_one_by_one(build: Callable[..., PreTrainedModel]) -> None:
+    model = build()
+    found = capture(model)
+    kept = torch.stack([random_kept(len(found.layers), seed=seed) for seed in range(4)])
+    for row, result in zip(kept, replay_all(model, found, kept), strict=True):
+        assert isinstance(result, Replay)
+        alone = replay(model, found, row)
+        for field in fields(Replay):
+            ours, theirs = getattr(result, field.name), getattr(alone, field.name)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
+    model = tiny_llama()
+    found = capture(model)
+    keys = found.layers[1].keys.clone()
+    keys[0, 7] = torch.nan
+    broken = replace(found, layers={**found.layers, 1: replace(found.layers[1], keys=keys)})
+    others = torch.tensor([i for i in range(LENGTH) if i != 7])
+    kept = torch.stack([others[:SIZE].expand(2, 2, -1), others[-SIZE:].expand(2, 2, -1)])
+    bad = torch.arange(SIZE).expand(1, 2, 2, -1)
+    first, error, last = replay_all(model, broken, torch.cat([kept[:1], bad, kept[1:]]))
+    assert str(error) == "The compressed attention of layer 1 is not finite."
+    for result, row in ((first, kept[0]), (last, kept[1])):
+        assert isinstance(result, Replay)
+        torch.testing.assert_close(result.kl, replay(model, found, row).kl, rtol=1e-4, atol=1e-6)

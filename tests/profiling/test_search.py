@@ -44,7 +44,16 @@ class Scripted(Evaluator):
         self.evaluated: list[tuple[int, Point]] = []
         self.values: dict[Point, float] = {}
 
-    def sample_scores(self, i: int, compression: Compression) -> Scores:
+    def sample_scores(self, i: int, compressions: Sequence[Compression]) -> list[Scores | CompressionError]:
+        results: list[Scores | CompressionError] = []
+        for compression in compressions:
+            try:
+                results.append(self.one(i, compression))
+            except CompressionError as error:
+                results.append(error)
+        return results
+
+    def one(self, i: int, compression: Compression) -> Scores:
         method = compression.method
         assert isinstance(method, ClusterAttn)
         assert (compression.size, compression.window) == (256, 32)
@@ -194,15 +203,22 @@ def fail_if(condition: Callable[[int], bool], error: BaseException) -> Callable[
     return value
 
 
-@pytest.mark.parametrize("error", [CompressionError("layer 7 is bad"), torch.OutOfMemoryError("no memory")])
-def test_a_failed_trial_is_told_and_the_search_goes_on(error: Exception) -> None:
-    study = in_memory()
+def test_a_failed_trial_is_told_and_the_search_goes_on() -> None:
+    study, error = in_memory(), CompressionError("layer 7 is bad")
     # Two failures in a row, again and again, are not three.
     told = run(study, Scripted(fail_if(lambda call: call % 3 < 2, error)), 4)
     assert [trial.state for trial in told] == [TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE] * 4
     failed = [trial for trial in told if trial.state == TrialState.FAIL]
     assert {trial.user_attrs["error"] for trial in failed} == {str(error)}
     assert study.best_trial in finished(study)
+
+
+def test_too_little_memory_fails_a_round() -> None:
+    study = in_memory()
+    error = torch.OutOfMemoryError("no memory")
+    with pytest.raises(ClusterprofError, match="4 trials in a row failed, the last one with: no memory"):
+        run(study, Scripted(fail_if(lambda call: call >= 4, error)), 20)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4 + ["FAIL"] * 4
 
 
 def test_failures_in_a_row_stop_the_search() -> None:
@@ -419,8 +435,8 @@ def test_a_candidate_is_given_up_once_the_samples_show_that_it_is_behind() -> No
 @pytest.mark.parametrize("objective", ["cosine", "kl"])
 def test_a_candidate_that_is_better_on_some_samples_is_evaluated_on_all(objective: ObjectiveName) -> None:
     class Uneven(Scripted):
-        def sample_scores(self, i: int, compression: Compression) -> Scores:
-            scores = super().sample_scores(i, compression)
+        def one(self, i: int, compression: Compression) -> Scores:
+            scores = super().one(i, compression)
             value = scores.cosine * (1 if i % 2 else -1)
             return Scores(value, 0.2, 0.3, value, 0.4, 0.5)
 
