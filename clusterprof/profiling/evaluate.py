@@ -92,7 +92,7 @@ class Evaluator:
             if len(kept) == 1:
                 raise
         # One row takes less.
-        return [result for row in kept.split(1) for result in replay_all(self.model, capture, row)]
+        return [result for row in kept.unsqueeze(1) for result in replay_all(self.model, capture, row)]
 
     def full_scores(self) -> list[Scores]:
         """The full cache against itself: what no method can beat."""
