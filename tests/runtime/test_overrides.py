@@ -19,7 +19,7 @@ from tests.profile.examples import document
 from tests.profiling.subjects import capture
 from tests.runtime.lockstep import SMALL, Lockstep, new_tokens, prompts
 from tests.runtime.models import convert
-from tests.runtime.subjects import TINY, forward, generate, random_stream, stored_lengths
+from tests.runtime.subjects import TINY, forward, generate, random_stream
 from tests.tiny import tiny_gemma3, tiny_llama
 
 PROMPT = random_stream()[None, :60]
@@ -110,7 +110,6 @@ def test_a_static_cache_takes_overrides() -> None:
         static = StaticCompressedCache(model.config, compression, max_new_tokens=8)
         found = generate(model, PROMPT, 8, cache=static)
     assert torch.equal(found.sequences, expected.sequences)
-    assert stored_lengths(found.cache) == stored_lengths(expected.cache)
 
 
 @pytest.mark.parametrize(
