@@ -70,12 +70,14 @@ def tuned_plot(
     looks: dict[str, Style] = {}
     for size, judgement in judgements.items():
         tuned, default, *others = judgement.methods
-        rivals = [(other, 0) for other in others if other.label == TUNED_SNAPKV]
-        for result, variant in ((tuned, 0), (default, 1), *rivals):
+        # One line, although values per layer may have won at some sizes only.
+        drawn = [("tuned", tuned, 0), (default.label, default, 1)]
+        drawn += [(other.label, other, 0) for other in others if other.label == TUNED_SNAPKV]
+        for label, result, variant in drawn:
             mean = mean_estimate([scores[name] for scores in result.per_prompt], seed=seed)
-            rows.append(Row(Cell(result.label, size), mean))
+            rows.append(Row(Cell(label, size), mean))
             assert result.method is not None
-            looks[result.label] = style_of(result.method.name, variant)
+            looks[label] = style_of(result.method.name, variant)
     seen = "held-out prompts" if all(it.held_out for it in judgements.values()) else "prompts tuned on"
     with drawing():
         figure = new_figure(_HEIGHT)

@@ -1,5 +1,7 @@
 """The plot of a tune's sizes; the charts of evaluations are tested with their pages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -77,6 +79,12 @@ def test_a_target_is_a_line_in_its_own_objective() -> None:
 def test_a_tune_of_snapkv_has_no_other_of_its_kind() -> None:
     panel = panel_of({256: judged(0.2, rival=False), 512: judged(0.1, rival=False)})
     assert set(lines(panel)) == {"tuned", "paper default"}
+
+
+def test_values_per_layer_that_won_at_one_size_are_on_the_line_of_the_tuned() -> None:
+    tuned, *others = judged(0.1).methods
+    layered = Judgement((replace(tuned, label="tuned, per layer"), *others), held_out=True)
+    assert len(lines(panel_of({256: judged(0.2), 512: layered}))["tuned"]) == 2
 
 
 def test_lines_can_be_told_apart() -> None:
