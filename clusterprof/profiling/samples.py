@@ -46,8 +46,8 @@ def draw_samples(
     ------
     DataError
         If that is not more than a size, if all prompts of the tuning sample fit in one, if none is held out to decide
-        about values per layer, or too few to ever show the target, or if the window is a prompt's question and that is
-        not known, or takes all of a size in every prompt.
+        about values per layer, or too few to ever show the target, if both are asked for, or if the window is a
+        prompt's question and that is not known, or takes all of a size in every prompt.
     """
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
     drawn = {row.id for row in rows}
@@ -82,6 +82,12 @@ def draw_samples(
 def _check_target(samples: Samples, dataset: Dataset, settings: TuneSettings, size: int) -> None:
     if settings.target is None:
         return
+    # A choice made on the prompts that then test it would pass the test too often.
+    if settings.per_layer:
+        raise DataError(
+            "--per-layer decides by the held-out prompts whether its values stay, so they cannot show a --target as "
+            "well; give one of the two."
+        )
     prompts, needed = samples.longer_than(size).held_out, settings.target.prompts_needed
     if settings.window == "query":
         prompts = tuple(prompt for prompt in prompts if (prompt.query_length or 0) < size)

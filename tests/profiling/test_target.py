@@ -239,6 +239,14 @@ def test_too_few_prompts_are_refused_before_they_are_captured(
 
 
 @pytest.mark.usefixtures("nothing_captured")
+def test_prompts_that_choose_values_per_layer_show_no_goal(loaded: Loaded, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"^--per-layer decides by the held-out prompts.* give one of the two\.$"
+    ):
+        run_sizes(loaded, tmp_path, target=EASY, per_layer=True, **OPTIONS)
+
+
+@pytest.mark.usefixtures("nothing_captured")
 def test_a_prompt_whose_question_takes_all_of_a_size_does_not_count(loaded: Loaded, tmp_path: Path) -> None:
     data = questions(7, 8, 9, 45, 46, 47, context=60)
     options: dict[str, Any] = {
