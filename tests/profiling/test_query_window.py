@@ -215,5 +215,6 @@ def test_the_question_is_another_study_than_a_window_of_its_length(loaded: Loade
     assert studies[0] == studies[2] != studies[1]
     # The captures are the same, so the scores are.
     assert len({result.profile.results.tuning.value for result in results}) == 1
+    run(loaded, tmp_path, data, window=12, trials=2, storage=None, study="mine")
     with pytest.raises(ClusterprofError, match=r"made with window 12, now query, so .*--study"):
-        run(loaded, tmp_path, data, window="query", trials=2, storage=None, study=studies[0])
+        run(loaded, tmp_path, data, window="query", trials=2, storage=None, study="mine")
