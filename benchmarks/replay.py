@@ -21,7 +21,7 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture, capture_prompt
-from clusterprof.profiling.replay import replay
+from clusterprof.profiling.replay import replay, replay_all
 from clusterprof.runtime.selection import kept_positions
 from clusterprof.runtime.transformers_names import CACHE
 from tests.reference.naive_trial import full_run, trial_against
@@ -53,11 +53,13 @@ def main() -> None:
 
     replay(model, capture, kept)
     _floor(model, capture, arguments.size)
-    replays, floors = [], []
+    together = _several(compression)
+    replays, rounds, floors = [], [], []
     # In turns, so that whatever else the machine does falls on both.
     for _ in range(arguments.repeats):
         seconds, replayed = _timed(lambda: replay(model, capture, _select(compression, capture)))
         replays.append(seconds)
+        rounds.append(_timed(lambda: _round(model, capture, together))[0] / len(together))
         floors.append(_timed(lambda: _floor(model, capture, arguments.size))[0])
     replay_s, floor_s = median(replays), median(floors)
     full = full_run(model, input_ids, tokens)
@@ -71,7 +73,18 @@ def main() -> None:
     print(f"naive trial {naive_s:.2f} s, replay {replay_s:.3f} s, floor {floor_s:.3f} s")
     print(f"naive / replay = {naive_s / replay_s:.1f}")
     print(f"replay / floor = {replay_s / floor_s:.2f}")
+    print(f"replay, {len(together)} in one forward / floor = {median(rounds) / floor_s:.2f}")
     print("largest difference in value: " + ", ".join(f"{name} {d:.1e}" for name, d in differences.items()))
+
+
+def _several(compression: Compression) -> list[Compression]:
+    """As many candidates as a search replays together."""
+    methods = [ClusterAttn(num_block=num_block, theta=2e-3) for num_block in (2, 4, 8, 16)]
+    return [compression.uniform(method) for method in methods]
+
+
+def _round(model: PreTrainedModel, capture: Capture, compressions: list[Compression]) -> None:
+    replay_all(model, capture, torch.stack([_select(each, capture) for each in compressions]))
 
 
 def _select(compression: Compression, capture: Capture) -> torch.Tensor:
