@@ -152,6 +152,10 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
         sentences.append(
             f"There are few prompts to judge by ({count}); give more data, or raise --fraction, --samples or --holdout."
         )
+    # A kept set that is known is looked up, so that equal ones have equal scores to the last digit.
+    same = [other.label for other in others if other.method and other.per_prompt == tuned.per_prompt]
+    if same:
+        sentences.append(f"On these prompts it keeps the same tokens as {listed(same)}.")
     # The cosine cannot compare methods, only points within one; the divergence of the next token can.
     candidates = {owner: default, **{other.label: other for other in others if other.method}}
     ahead = [label for label, result in candidates.items() if _kl(result) < _kl(tuned)]

@@ -262,6 +262,19 @@ def test_a_method_without_parameters_has_nothing_to_tune() -> None:
     assert title_of(methods_table(unseen, size=256, space={})) == "256 tokens kept per head, 8 prompts"
 
 
+def test_what_keeps_the_same_as_another_method_is_told() -> None:
+    def judged(theirs: float) -> list[str]:
+        tuned = result("tuned", TUNED, cosine=0.95)
+        others = (
+            result("SnapKV", SnapKV(), behind=ABOVE),
+            result("SnapKV tuned", SnapKV(), theirs, behind=AROUND),
+        )
+        return said(judgement(tuned, result("paper default", DEFAULT, behind=ABOVE), *others))
+
+    assert "On these prompts it keeps the same tokens as SnapKV tuned." in judged(0.95)
+    assert not any("same tokens" in sentence for sentence in judged(0.9500001))
+
+
 MIXED = (LayerOverride(layers=(0, 1), method=ClusterAttn(num_block=4, theta=0.25)),)
 FOUND = PerLayer(Compression(size=256, window=32, method=TUNED, overrides=MIXED), tried=12, replays=1096)
 
