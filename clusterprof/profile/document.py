@@ -9,7 +9,7 @@ from pydantic import field_validator
 
 from clusterprof.errors import ProfileError
 from clusterprof.profile import files, match
-from clusterprof.profile.compression import Compression
+from clusterprof.profile.compression import Compression, Overrides
 from clusterprof.profile.fields import SchemaVersion
 from clusterprof.profile.section import Section
 from clusterprof.profile.sections import (
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+def _check_layers(overrides: Overrides, info: ValidationInfo) -> None:
+    model: ModelIdentity | None = info.data.get("model")
+    last = max((layer for override in overrides for layer in override.layers), default=0)
+    if model and last >= model.num_hidden_layers:
+        raise ValueError(
+            f"an override is for layer {last}, and the last layer is {model.num_hidden_layers - 1}"
+        )
+
+
 class Profile(Section):
     """The result of one tune: one model, one workload, one size."""
 
@@ -36,9 +45,17 @@ class Profile(Section):
     search: Search
     environment: Environment
 
+    @field_validator("compression")
+    @classmethod
+    def _of_the_layers(cls, compression: Compression, info: ValidationInfo) -> Compression:
+        _check_layers(compression.overrides, info)
+        return compression
+
     @field_validator("results")
     @classmethod
     def _with_the_default(cls, results: Results, info: ValidationInfo) -> Results:
+        for baseline in results.baselines:
+            _check_layers(baseline.overrides, info)
         compression = info.data.get("compression")
         if compression and compression.method.name not in {it.method.name for it in results.baselines}:
             raise ValueError(f"the baselines must have {compression.method.name} with its paper's values")

@@ -55,4 +55,8 @@ def parameters_text(parameters: Mapping[str, Any]) -> str:
 
 def overrides_text(overrides: "Sequence[LayerOverride]", method: "BaseModel") -> list[str]:
     """Return what a method has otherwise in some layers, such as "layers 0 to 7: theta 0.01"."""
-    return [f"{override.where}: {parameters_text(override.changes(method))}" for override in overrides]
+    # A hand-written one may change nothing.
+    return [
+        f"{override.where}: {parameters_text(override.changes(method)) or 'the same'}"
+        for override in overrides
+    ]

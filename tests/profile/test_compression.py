@@ -20,8 +20,14 @@ def written(tmp_path: Path, content: Document) -> Path:
     return path
 
 
-def test_overrides_read_back_as_they_were_written(tmp_path: Path) -> None:
+def with_overrides() -> Document:
     content = changed("compression.overrides", OVERRIDES)
+    content["model"]["num_hidden_layers"] = 7
+    return content
+
+
+def test_overrides_read_back_as_they_were_written(tmp_path: Path) -> None:
+    content = with_overrides()
     content["results"]["baselines"].insert(0, {**content["results"]["baselines"][0], "method": VALUES})
     content["results"]["baselines"][0]["overrides"] = OVERRIDES[:1]
     profile = Profile.load(written(tmp_path, content))
@@ -33,7 +39,7 @@ def test_overrides_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_layer_has_its_own_method_and_the_others_the_profiles(tmp_path: Path) -> None:
-    profile = Profile.load(written(tmp_path, changed("compression.overrides", OVERRIDES)))
+    profile = Profile.load(written(tmp_path, with_overrides()))
     compression = profile.compression
     blocks = [compression.method_of(layer).model_dump()["num_block"] for layer in range(7)]
     assert blocks == [3, 3, 8, 8, 8, 3, 8]

@@ -178,6 +178,16 @@ def test_any_missing_field_is_named_unless_it_may_be_null(tmp_path: Path) -> Non
             "cosine is 0.98, and 0.9 in the score of the same samples",
         ),
         ("results.metrics.cosine", 0.9, "cosine is 0.9, and 0.98 in the score"),
+        (
+            "compression.overrides",
+            [{"layers": [0, 2], "method": document()["compression"]["method"]}],
+            "an override is for layer 2, and the last layer is 1",
+        ),
+        (
+            "results.baselines.0.overrides",
+            [{"layers": [2], "method": document()["compression"]["method"]}],
+            "an override is for layer 2, and the last layer is 1",
+        ),
         ("results.baselines", [], "the baselines must have clusterattn"),
         ("search.objective", "kl", "its objective must be cosine, as in the results"),
     ],

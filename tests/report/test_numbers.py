@@ -36,9 +36,11 @@ def test_overrides() -> None:
     overrides = [
         LayerOverride(layers=(0, 1, 2), method=ClusterAttn(num_block=4, theta=0.0123456)),
         LayerOverride(layers=(5,), method=ClusterAttn(num_block=8, theta=0.002, gap_pool=3)),
+        LayerOverride(layers=(6,), method=method),
     ]
     assert overrides_text(overrides, method) == [
         "layers 0 to 2: num_block 4, theta 0.0123",
         "layer 5: gap_pool 3",
+        "layer 6: the same",
     ]
     assert overrides_text([], method) == []
