@@ -151,6 +151,8 @@ class TaskMaker:
         Leave a prompt out that would have to be cut.
     left_out : Counter of str
         How many prompts were, by the reason.
+    exhausted : list of str
+        Datasets of which none was left to draw.
     """
 
     model: PreTrainedModel
@@ -158,6 +160,7 @@ class TaskMaker:
     longest: int | None = None
     whole: bool = False
     left_out: Counter[str] = field(default_factory=Counter, init=False)
+    exhausted: list[str] = field(default_factory=list, init=False)
 
     def draw(
         self,
@@ -197,6 +200,8 @@ class TaskMaker:
                 content_hash=dataset.content_hash,
             ):
                 drawn[index] = task
+        if not drawn:
+            self.exhausted.append(dataset.name)
         return [drawn[index] for index in sorted(drawn)]
 
     def make(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Self
 
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
-from clusterprof.report.numbers import duration_text
+from clusterprof.report.numbers import counted, duration_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class EvaluationProgress:
     def begin(self, tasks: int, results: int, known: int) -> None:
         """Say what is to be done, and start counting."""
         found = f", {known:,} of them found in the file" if known else ""
-        say(self._console, f"run      {tasks:,} prompts, {results:,} results{found}")
+        say(self._console, f"run      {counted(tasks, 'prompt')}, {counted(results, 'result')}{found}")
         self.done = self._known = known
         self.results, self._started = results, time.monotonic()
         if known < results:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, differing, label_of, ordered
 from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
+from clusterprof.report.numbers import counted
 from clusterprof.report.sheets import rich_tables
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _needle(records: Sequence[Record]) -> list[Sheet]:
 
 def _longbench(records: Sequence[Record]) -> list[Sheet]:
     tasks = len(ordered(label_of(record, "task") for record in records))
-    note = f"The mean of the means of {tasks} tasks; the bootstrap draws prompts within each task."
+    note = f"The mean of the means of {counted(tasks, 'task')}; the bootstrap draws prompts within each task."
     by_group = "LongBench by group, the mean of its tasks' means"
     return [
         comparison_sheet(records, "score", over="task", note=note),

@@ -121,9 +121,9 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         ),
         (
             "data",
-            f"{data.name} from {data.source}, {len(data.sampled_ids)} of {data.rows} rows and {len(data.held_out_ids)} "
-            f"held out, seed {data.seed}; of those to tune on {data.prompts_cut} cut to the model's context, "
-            f"{data.prompts_fitting} set aside, not longer than the size",
+            f"{data.name} from {data.source}, {len(data.sampled_ids)} of {counted(data.rows, 'row')} and "
+            f"{len(data.held_out_ids)} held out, seed {data.seed}; of those to tune on {data.prompts_cut} cut to the "
+            f"model's context, {data.prompts_fitting} set aside, not longer than the size",
         ),
         (
             "compression",
@@ -134,7 +134,7 @@ def _facts(profile: "Profile") -> list[tuple[str, str]]:
         ("held out", "nothing" if results.held_out is None else _score_text(results.held_out)),
         (
             "search",
-            f"{_space_text(search.space)}; {search.trials} trials ({search.sampler}, seed {search.seed}), "
+            f"{_space_text(search.space)}; {counted(search.trials, 'trial')} ({search.sampler}, seed {search.seed}), "
             f"the last run took {duration_text(search.duration_s)}, study {search.study}",
         ),
         (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
-from clusterprof.report.numbers import duration_text, parameters_text, size_text
+from clusterprof.report.numbers import counted, duration_text, parameters_text, size_text
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TuneProgress:
 
         # A password in it is for the database, not for the screen.
         shown = one_line(without_credentials(storage))
-        before = f", {done} trials from before" if done else ""
+        before = f", {counted(done, 'trial')} from before" if done else ""
         say(self._console, f"study    {one_line(study)}{before} (watch it with `optuna-dashboard {shown}`)")
         self._tried = 0
         self._done_before, self._search_started = done, time.monotonic()

@@ -537,6 +537,20 @@ def test_longbench_of_what_is_there(run: Run, model_folder: Path, longbench_fold
     assert "lcc" in missing.err
 
 
+def test_a_task_without_a_whole_prompt_is_named(run: Run, model_folder: Path, longbench_folder: Path) -> None:
+    rows = [json.loads(line) for line in (longbench_folder / "trec.jsonl").read_text().splitlines()]
+    (longbench_folder / "qasper.jsonl").unlink()
+    for task, words in (("hotpotqa", 10), ("trec", 200)):
+        changed = [{**row, "dataset": task, "context": places(words, 0)} for row in rows]
+        (longbench_folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+    command = ["eval", "longbench", "--data-dir", longbench_folder, "--model", model_folder, *SMALL]
+    finished = run(*command, "--samples", 1, "--whole")
+    assert finished.code == 0, finished.err
+    assert "prompts  none left of trec, so no result is about that" in finished.err
+    assert "run      1 prompt, " in finished.err
+    assert "The mean of the means of 1 task;" in " ".join(finished.out.split())
+
+
 @pytest.mark.parametrize(
     ("task", "changes", "problem"),
     [

@@ -179,9 +179,18 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
 def say_prompts(maker: "TaskMaker", tasks: "Sequence[Task]", console: "Console") -> None:
     """Say how many prompts are not what they were."""
     from clusterprof.report.console import say
+    from clusterprof.report.numbers import listed
+    from clusterprof.text import one_line
 
     for reason, count in maker.left_out.items():
         say(console, f"prompts  {count:,} left out, because {reason}")
+    if tasks and maker.exhausted:
+        # Or a mean over tasks would be one of fewer than were asked for, unsaid.
+        say(
+            console,
+            one_line(f"prompts  none left of {listed(maker.exhausted)}, so no result is about that"),
+            style="yellow",
+        )
     cut = sum(task.prompt.tokens_cut > 0 for task in tasks)
     if cut:
         say(console, f"prompts  {cut:,} cut in the middle to fit")
