@@ -238,6 +238,9 @@ class _Tuner:
         """
         if self.settings.method == _RIVAL:
             return None
+        if self.settings.study is not None:
+            # One of that name that is about something else is refused now, not after the rival's search.
+            self.studies.open(self._space(self.settings.method, size, tuning), tuning.prompts)
         rival = self._find(_RIVAL, size, tuning, evaluator)
         if rival.interrupted:
             raise KeyboardInterrupt
@@ -276,7 +279,7 @@ class _Tuner:
         Where the method can do what its rival does, the search begins there.
         """
         settings = self.settings
-        space = search_space(method, tuning.captures, size, settings.window, settings.objective)
+        space = self._space(method, size, tuning)
         study = self.studies.open(space, tuning.prompts)
         start = None if rival is None else space.like(rival)
         points = points_to_try(space, settings.sampler, settings.trials, start)
@@ -313,6 +316,9 @@ class _Tuner:
                 "No trial finished, so there is no profile; give the search a longer --timeout."
             )
         return _Found(space.compression(study.best_params), space, study, interrupted)
+
+    def _space(self, method: str, size: int, tuning: Captured) -> SearchSpace:
+        return search_space(method, tuning.captures, size, self.settings.window, self.settings.objective)
 
     def _search_record(
         self, found: _Found, trials: int, duration_s: float, tuning: Captured, held_out: Captured

@@ -265,3 +265,14 @@ def test_a_full_disk_at_the_second_size_keeps_the_first(
 def test_the_command_to_try_a_profile_can_be_pasted(finished: Finished, documents: list[Any]) -> None:
     commands = [line for line in finished.err.splitlines() if line.startswith("  clusterprof apply")]
     assert [shlex.split(line)[3] for line in commands] == [document["profile"] for document in documents]
+
+
+def test_a_named_study_of_another_method_is_refused_before_snapkv_is_searched(
+    run: Run, command: list[object]
+) -> None:
+    mine = [*command, "--size", 48, "--trials", 1, "--study", "mine", "-o", "one.json"]
+    assert run(*mine, "--method", "topk").code == 0
+    finished = run(*mine)
+    assert finished.code == 1
+    assert "was made with method topk, now clusterattn" in finished.err.splitlines()[-1]
+    assert "Searching" not in finished.err
