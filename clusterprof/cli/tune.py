@@ -121,6 +121,11 @@ def tune(
         paths = {size: output / path.name if len(sizes) > 1 else output for size, path in paths.items()}
     for path in paths.values():
         check_writable(path)
+        # Written last, it would take the profile's place.
+        if plot is not None and plot.resolve() == path.resolve():
+            raise typer.BadParameter(
+                f"{plot} is where the profile goes; name another file.", param_hint="--plot"
+            )
     if storage is not None:
         open_storage(storage).remove_session()
     code = _tune(choice, rows, load, settings, paths, console, plot=plot, as_json=as_json)
@@ -178,10 +183,14 @@ def _tune(
     results.sort(key=size_of)
     if results:
         conclude(results, settings, paths, console)
+    if plot is not None and results:
+        try:
+            draw(results, settings, plot, console)
+        except Exception as error:
+            # What came first is what there is to mend first.
+            failure = failure or error
     if as_json and results:
         print_json(document(results, settings, paths, failure))
-    if plot is not None and results:
-        draw(results, settings, plot, console)
     if failure is not None:
         raise failure
     if any(it.interrupted for it in results):

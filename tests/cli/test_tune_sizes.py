@@ -267,6 +267,27 @@ def test_the_command_to_try_a_profile_can_be_pasted(finished: Finished, document
     assert [shlex.split(line)[3] for line in commands] == [document["profile"] for document in documents]
 
 
+def test_a_plot_does_not_take_the_place_of_a_profile(run: Run, command: list[object]) -> None:
+    finished = run(*command, "--size", 48, "-o", "one.svg", "--plot", "../work/one.svg")
+    assert finished.code == 2
+    assert "where the profile goes" in finished.err
+    assert not Path("one.svg").exists()
+
+
+def test_a_plot_that_cannot_be_written_is_in_the_document(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: list[object]
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "one.svg")
+
+    monkeypatch.setattr("clusterprof.report.figures.save_plot", full)
+    options = ["--size", 48, "--trials", 1, "-o", "one.json", "--plot", "one.svg", "--json"]
+    finished = run(*command, *options)
+    assert finished.code == 1
+    assert [each["profile"] for each in finished.json()["profiles"]] == ["one.json"]
+    assert finished.json()["error"] == "Cannot use one.svg: No space left on device."
+
+
 def test_a_named_study_of_another_method_is_refused_before_snapkv_is_searched(
     run: Run, command: list[object]
 ) -> None:
