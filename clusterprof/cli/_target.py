@@ -30,9 +30,12 @@ def _target(text: str) -> "Target":
 
 
 def _share(value: float | None) -> float | None:
+    from clusterprof.profiling.target import SHARES
+
+    least, most = SHARES
     # Written this way round, NaN is out of range too.
-    if value is not None and not 0 < value < 1:
-        raise typer.BadParameter(f"{value} is not in the range 0<x<1.")
+    if value is not None and not least <= value <= most:
+        raise typer.BadParameter(f"{value} is not in the range {least}<=x<={most}.")
     return value
 
 
@@ -40,9 +43,11 @@ def _share(value: float | None) -> float | None:
 class TargetOptions:
     """What quality is asked for, and of how many prompts."""
 
-    target: Annotated[
-        Any,  # a Target, and typer knows no such type
+    targets: Annotated[
+        # Of a single option the last of two would hold, and --size asks to be given several times.
+        list[Any] | None,  # of Target, and typer knows no such type
         typer.Option(
+            "--target",
             parser=_target,
             metavar="NAME=VALUE",
             help="Look for the smallest size that held-out prompts show to be good enough: any --objective and its "
@@ -64,7 +69,10 @@ class TargetOptions:
 
     def chosen(self) -> "Target | None":
         """Return the target with its share, if there is one."""
-        target: Target | None = self.target
+        targets: list[Target] = self.targets or []
+        if len(targets) > 1:
+            raise typer.BadParameter("only one can be given.", param_hint="--target")
+        target = targets[0] if targets else None
         if self.target_share is None:
             return target
         if target is None:

@@ -37,14 +37,14 @@ def conclude(
         console.print(sizes_table([(size_of(it), it.judgement) for it in results]))
     interrupted = any(it.interrupted for it in results)
     left = [size for size in sizes if size not in map(size_of, results)]
+    tests = tests_of(results)
+    # Ctrl-C or an error may have come first.
+    too_small = [] if interrupted or all(test.met for test in tests.values()) else left
     if settings.target is not None:
-        tests = tests_of(results)
         console.print(target_table(settings.target, tests))
-        # Ctrl-C or an error may have come first.
-        too_small = [] if interrupted or all(test.met for test in tests.values()) else left
         for sentence in target_verdict(settings.target, tests, too_small):
             say(console, sentence)
-    if interrupted and left:
+    if left and not too_small:
         say(console, f"Not tuned yet: size {', '.join(map(str, left))}.", style="yellow")
 
 

@@ -79,6 +79,12 @@ def tune(
             "held-out prompts decide whether its values stay; raise --holdout.", param_hint="--per-layer"
         )
     chosen_target = target.chosen()
+    if chosen_target is not None and per_layer:
+        raise typer.BadParameter(
+            "--per-layer decides by the held-out prompts whether its values stay, so they cannot show a target "
+            "as well; give one of the two.",
+            param_hint="--target",
+        )
     if output is not None:
         _check_output(output, sizes)
     load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
@@ -224,7 +230,7 @@ def _run(
 ) -> "Iterator[TuneResult]":
     from clusterprof.profiling.tune import tune
     from clusterprof.report.console import say
-    from clusterprof.report.numbers import window_text
+    from clusterprof.report.numbers import counted, window_text
     from clusterprof.report.target import target_text
     from clusterprof.text import one_line
 
@@ -236,7 +242,9 @@ def _run(
     repeated = f", {dataset.duplicates} repeated ones left out" if dataset.duplicates else ""
     say(
         console,
-        one_line(f"data     {dataset.name} from {dataset.source}: {len(dataset.rows)} rows{repeated}"),
+        one_line(
+            f"data     {dataset.name} from {dataset.source}: {counted(len(dataset.rows), 'row')}{repeated}"
+        ),
     )
     say(console, f"method   {settings.method}")
     say(
@@ -247,7 +255,8 @@ def _run(
         f"up to {settings.decode_tokens} decoded tokens per prompt",
     )
     if settings.target is not None:
-        say(console, f"target   {target_text(settings.target)}; the largest size is tuned first")
+        order = "; the largest size is tuned first" if len(settings.sizes) > 1 else ""
+        say(console, f"target   {target_text(settings.target)}{order}")
     with progress:
         yield from tune(model, tokenizer, dataset, settings, cache_dir=cache, listener=progress)
 
@@ -255,6 +264,7 @@ def _run(
 def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") -> None:
     from clusterprof.report.console import say
     from clusterprof.report.methods import differences_table, methods_table, per_layer_verdict, verdict
+    from clusterprof.report.numbers import counted
 
     judgement = result.judgement
     space = result.profile.search.space
@@ -267,7 +277,7 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     if result.interrupted:
         say(
             console,
-            f"Interrupted: the result rests on the {result.timings['trials']:,} trials finished by then; "
+            f"Interrupted: the result rests on the {counted(int(result.timings['trials']), 'trial')} finished by then; "
             "run the same command again to go on from there.",
             style="yellow",
         )

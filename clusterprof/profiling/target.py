@@ -19,6 +19,8 @@ RANGES: dict[ObjectiveName, tuple[float, float]] = {
     "agreement": (0, 1),
     "loss": (0, math.inf),
 }
+# Least and largest share of prompts: a smaller one is shown by a single prompt, a larger one takes over 30,000.
+SHARES = (0.01, 0.9999)
 # Scores are means in float32: 19 of 20 equal tokens are 0.94999999, and have to meet 0.95.
 _ROUNDING = 1e-6
 
@@ -63,7 +65,7 @@ class Target:
     Attributes
     ----------
     share : float
-        Of all prompts like the held-out ones, in (0, 1).
+        Of all prompts like the held-out ones, in ``SHARES``.
 
     Raises
     ------
@@ -87,9 +89,10 @@ class Target:
             raise ClusterprofError(
                 f"A target of {self.value} for {self.objective} cannot be; it must be {allowed}."
             )
-        if not 0 < self.share < 1:
+        least, most = SHARES
+        if not least <= self.share <= most:
             raise ClusterprofError(
-                f"A target's share of prompts is {self.share}; it must be above 0 and below 1."
+                f"A target's share of prompts is {self.share}; it must be in the range {least}<=x<={most}."
             )
 
     def __str__(self) -> str:

@@ -58,7 +58,8 @@ def target_verdict(
     sentences = []
     if best is None:
         size = max(results)
-        sentences.append(f"Target not met at size {size}, the largest: {_shown(target, results[size])}.")
+        largest = ", the largest" if len(results) + len(untested) > 1 else ""
+        sentences.append(f"Target not met at size {size}{largest}: {_shown(target, results[size])}.")
         reached = results[size].reached
         if reached is not None:
             sentences.append(

@@ -107,6 +107,10 @@ def test_one_size_can_be_tested_too(run: Run, command: list[object]) -> None:
     finished = run(*command, "--size", 48, "--target", "agreement=0", "-o", "one.json")
     assert (finished.code, finished.out) == (0, "one.json\n")
     assert "Target met at size 48" in finished.err
+    assert "largest" not in finished.err
+    missed = run(*command, "--size", 48, "--target", "cosine=1", "-o", "one.json")
+    assert missed.code == 3
+    assert "Target not met at size 48: " in missed.err
 
 
 def test_a_middle_size_is_the_smallest(
@@ -161,6 +165,7 @@ def test_ctrl_c_ends_it_as_without_a_target(
         assert "Target met at size 64" in finished.err
         assert finished.err.splitlines()[-1] == "Not tuned yet: size 48."
     else:
+        assert finished.err.splitlines()[-2] == "Not tuned yet: size 48, 64."
         assert "run the same command again" in finished.err.splitlines()[-1]
 
 
@@ -172,8 +177,11 @@ def test_ctrl_c_ends_it_as_without_a_target(
         (["--target", "accuracy=0.9"], "choose one of cosine, "),
         (["--target", "agreement=95"], "in the range 0<=x<=1"),
         (["--target", "kl=nan"], "at least 0"),
-        (["--target", "kl=1", "--target-share", "1"], "is not in the range 0<x<1"),
-        (["--target", "kl=1", "--target-share", "nan"], "is not in the range 0<x<1"),
+        (["--target", "kl=1", "--target-share", "1"], "is not in the range 0.01<=x<=0.9999"),
+        (["--target", "kl=1", "--target-share", "nan"], "is not in the range 0.01<=x<=0.9999"),
+        (["--target", "kl=1", "--target-share", "1e-300"], "is not in the range 0.01<=x<=0.9999"),
+        (["--target", "kl=1", "--target", "agreement=0.9"], "only one can be given"),
+        (["--target", "kl=1", "--per-layer"], "cannot show a target as well"),
         (["--target-share", "0.9"], "there is no --target"),
         (["--plot", "sizes.txt"], "must end with .svg or .png"),
     ],

@@ -134,9 +134,9 @@ def test_a_value_out_of_its_range(objective: ObjectiveName, value: float, allowe
         Target(objective, value)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.2, 1.5, nan])
+@pytest.mark.parametrize("share", [0, 1, -0.2, 1.5, nan, 1e-300, 1 - 1e-16])
 def test_a_share_out_of_its_range(share: float) -> None:
-    with pytest.raises(ClusterprofError, match="must be above 0 and below 1"):
+    with pytest.raises(ClusterprofError, match=r"must be in the range 0\.01<=x<=0\.9999"):
         Target("kl", 0.1, share)
 
 

@@ -51,16 +51,14 @@ def test_the_smallest_size_is_told_and_what_came_after_it() -> None:
 
 def test_a_target_that_is_not_met_is_told_with_what_was_reached() -> None:
     first, reached = target_verdict(TARGET, {1024: NOT}, [])
-    assert first.startswith(
-        "Target not met at size 1024, the largest: agreement is at least 0.95 for 86 of 100 "
-    )
+    assert first.startswith("Target not met at size 1024: agreement is at least 0.95 for 86 of 100 ")
     assert reached == "What 80 % of prompts are shown to reach there is 0.9200."
 
 
 @pytest.mark.parametrize("result", [FEW, NONE])
 def test_too_few_prompts_are_told(result: TargetResult) -> None:
     assert target_verdict(TARGET, {1024: result}, []) == [
-        f"Target not met at size 1024, the largest: only {result.prompts} of the held-out prompts could be used, and "
+        f"Target not met at size 1024: only {result.prompts} of the held-out prompts could be used, and "
         "showing it takes 14; raise --holdout."
     ]
     assert target_verdict(TARGET, {512: result, 1024: MET}, [])[1].startswith(
