@@ -131,6 +131,7 @@ def test_a_layer_that_cannot_have_an_override_is_refused(
 
 def test_a_profile_brings_its_overrides() -> None:
     written = document()
+    written["model"]["num_hidden_layers"] = 8
     values = {"name": "clusterattn", "num_block": 1, "theta": 0.1, "gap_pool": 3, "importance": "max"}
     written["compression"]["overrides"] = [{"layers": [7], "method": values}]
     with (
