@@ -19,8 +19,9 @@ from clusterprof.profiling.judge import Judgement, judge
 from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.per_layer import PerLayer, most_steps, search_per_layer
 from clusterprof.profiling.record import dataset_record, environment_record, results_record
+from clusterprof.profiling.samplers import finished, points_to_try
 from clusterprof.profiling.samples import Samples, draw_samples
-from clusterprof.profiling.search import finished, points_to_try, search
+from clusterprof.profiling.search import search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
 from clusterprof.profiling.spaces import SearchSpace, search_space
 from clusterprof.profiling.store import CaptureStore

@@ -13,7 +13,8 @@ from clusterprof.methods import MethodConfig, NGram, SnapKV, TopK
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import Scores
-from clusterprof.profiling.search import finished, search
+from clusterprof.profiling.samplers import finished
+from clusterprof.profiling.search import search
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import SearchSpace
 

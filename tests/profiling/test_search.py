@@ -15,7 +15,8 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
-from clusterprof.profiling.search import finished, open_study, search, what_differs
+from clusterprof.profiling.samplers import finished
+from clusterprof.profiling.search import open_study, search, what_differs
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import SearchSpace
 
