@@ -226,8 +226,12 @@ Question = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, max=MOST, help="Longest answer.")]
 Objective = Annotated[
-    Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"],
-    typer.Option(help="What the search optimises.", rich_help_panel=_SEARCH),
+    Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"] | None,
+    typer.Option(
+        help="What the search optimises.",
+        show_default="the target's, or cosine",
+        rich_help_panel=_SEARCH,
+    ),
 ]
 Sampler = Annotated[
     Literal["tpe", "gp", "grid"],

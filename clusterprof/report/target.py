@@ -59,7 +59,7 @@ def target_verdict(
     if best is None:
         size = max(results)
         largest = ", the largest" if len(results) + len(untested) > 1 else ""
-        sentences.append(f"Target not met at size {size}{largest}: {_shown(target, results[size])}.")
+        sentences.append(f"Target not shown to be met at size {size}{largest}: {_shown(target, results[size])}.")
         reached = results[size].reached
         if reached is not None:
             sentences.append(
@@ -87,8 +87,14 @@ def _shown(target: "Target", result: "TargetResult") -> str:
     return (
         f"{target.objective} is {relation} {target.value} for {result.meeting} of {result.prompts} held-out prompts, "
         f"so with 95 % confidence for at least {_bound(result.lower_bound)} of all prompts like them "
-        f"({_percent(target.share)} asked for)"
+        f"({_percent(target.share)} asked for){_advice(target, result)}"
     )
+
+
+def _advice(target: "Target", result: "TargetResult") -> str:
+    # Of the prompts that there are, enough meet it.
+    enough = result.meeting >= target.share * result.prompts
+    return "; more of them may show it, see --holdout" if enough and not result.met else ""
 
 
 def _percent(share: float) -> str:

@@ -44,23 +44,32 @@ def test_the_smallest_size_is_told_and_what_came_after_it() -> None:
         "Target met at size 512: agreement is at least 0.95 for 87 of 100 held-out prompts, so with 95 % confidence "
         "for at least 80.1 % of all prompts like them (80 % asked for).",
         "It is not shown at size 256: agreement is at least 0.95 for 86 of 100 held-out prompts, so with 95 % "
-        "confidence for at least 79.0 % of all prompts like them (80 % asked for).",
+        "confidence for at least 79.0 % of all prompts like them (80 % asked for); more of them may show it, see "
+        "--holdout.",
         "Not tuned, being smaller than that: size 64, 128.",
     ]
 
 
 def test_a_target_that_is_not_met_is_told_with_what_was_reached() -> None:
     first, reached = target_verdict(TARGET, {1024: NOT}, [])
-    assert first.startswith("Target not met at size 1024: agreement is at least 0.95 for 86 of 100 ")
+    assert first.startswith(
+        "Target not shown to be met at size 1024: agreement is at least 0.95 for 86 of 100 "
+    )
     assert reached == "What 80 % of prompts are shown to reach there is 0.9200."
 
 
 @pytest.mark.parametrize("result", [FEW, NONE])
 def test_too_few_prompts_are_told(result: TargetResult) -> None:
     assert target_verdict(TARGET, {1024: result}, []) == [
-        f"Target not met at size 1024: only {result.prompts} of the held-out prompts could be used, and "
+        f"Target not shown to be met at size 1024: only {result.prompts} of the held-out prompts could be used, and "
         "showing it takes 14; raise --holdout."
     ]
     assert target_verdict(TARGET, {512: result, 1024: MET}, [])[1].startswith(
         f"It is not shown at size 512: only {result.prompts} of the held-out prompts could be used"
     )
+
+
+def test_where_too_few_prompts_meet_it_more_are_not_advised() -> None:
+    failed = TargetResult(100, 70, 0.61, 0.8, met=False)
+    assert "--holdout" not in target_verdict(TARGET, {1024: failed}, [])[0]
+    assert "more of them may show it, see --holdout." in target_verdict(TARGET, {1024: NOT}, [])[0]
