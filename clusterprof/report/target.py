@@ -59,7 +59,9 @@ def target_verdict(
     if best is None:
         size = max(results)
         largest = ", the largest" if len(results) + len(untested) > 1 else ""
-        sentences.append(f"Target not shown to be met at size {size}{largest}: {_shown(target, results[size])}.")
+        sentences.append(
+            f"Target not shown to be met at size {size}{largest}: {_shown(target, results[size])}."
+        )
         reached = results[size].reached
         if reached is not None:
             sentences.append(
