@@ -18,7 +18,7 @@ def test_choices_are_those_of_the_library() -> None:
     # Written out there, as importing them would cost every start of the command line.
     assert get_args(get_args(opt.Dtype)[0]) == DTYPES
     assert get_args(get_args(opt.Attention)[0]) == ATTENTIONS
-    assert get_args(get_args(opt.Objective)[0]) == tuple(DIRECTIONS)
+    assert get_args(get_args(get_args(opt.Objective)[0])[0]) == tuple(DIRECTIONS)
     assert (opt.MIN_TOKENS, opt.MAX_TOKENS) == (generator.MIN_TOKENS, generator.MAX_TOKENS)
 
 

@@ -54,7 +54,7 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
         ({"loaded": (retrained, loaded[1])}, "other weights"),
     ]
     for options, expected in cases:
-        with pytest.raises(ClusterprofError, match=r"'mine-40-snapkv' .* was made with .*--study") as caught:
+        with pytest.raises(ClusterprofError, match=r"'mine-40' .* was made with .*--study") as caught:
             run(**{"loaded": loaded, "folder": tmp_path, **one, **options})
         said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
         # Other captures may have another range of theta.
