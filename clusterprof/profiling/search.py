@@ -110,7 +110,8 @@ def search(
     Parameters
     ----------
     sampler : str
-        "tpe", "gp" (Gaussian process) or "grid", which tries ``trials`` points at even distances in random order.
+        "tpe", "gp" (Gaussian process) or "grid", which tries at most ``trials`` points at even distances in
+        random order.
     trials : int
         Finished trials of the study in the end, those of earlier runs included.
     timeout : float, optional

@@ -193,6 +193,10 @@ def test_clusterattn_can_choose_as_snapkv_does() -> None:
     point = space.like(snapkv)
     assert point is not None
     assert point.keys() == space.distributions.keys()
+    # The captures here have one observation for both reductions, which cannot tell them apart.
+    assert {name: point[name] for name in ("theta", "gap_pool", "importance")} == {
+        "theta": space.ranges()["theta"][1], "gap_pool": 9, "importance": "max",
+    }  # fmt: skip
     ours, theirs = (
         kept_positions(method, captured.observation, SIZE)
         for method in (space.compression(point).method, snapkv)
