@@ -144,7 +144,7 @@ def _searched(
         timeout=None,
         seed=seed,
         start=start,
-        on_trial=lambda _: counts.append(len(evaluator.asked)),
+        on_round=lambda trials: counts.extend([len(evaluator.asked)] * len(trials)),
     )
     return study
 

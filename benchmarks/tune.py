@@ -34,6 +34,8 @@ from clusterprof.runtime.selection import kept_positions
 from tests.reference.naive_trial import full_run, trial_against
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optuna.trial import FrozenTrial
 
     from clusterprof.profile import DroppedSample
@@ -63,7 +65,7 @@ class Clock:
         """A search begins."""
         self.begun[method] = time.monotonic()
 
-    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
+    def tried(self, trials: "Sequence[FrozenTrial]", best: "FrozenTrial | None") -> None:
         """Nothing begins."""
 
     def searching_per_layer(self, steps: int) -> None:

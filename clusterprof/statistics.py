@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Resamples held in memory at once: a thousand of LongBench's 3,750 rows are 60 MB.
 BATCH = 1000
+# Fewer pairs can all have the same sign by chance: five do one time in sixteen.
+FEWEST_TO_TELL = 6
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,16 @@ class Estimate:
     low: float | None
     high: float | None
     samples: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether 0 is outside the interval of a difference, and there are enough pairs for that to mean something."""
+        return (
+            self.samples >= FEWEST_TO_TELL
+            and self.low is not None
+            and self.high is not None
+            and not self.low <= 0 <= self.high
+        )
 
 
 def mean_estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:

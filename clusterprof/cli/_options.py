@@ -244,7 +244,7 @@ PerLayer = Annotated[
     bool,
     typer.Option(
         "--per-layer",
-        help="Then look for other values in groups of layers, and keep them if held-out prompts do better with them.",
+        help="Then look for other values in groups of layers; kept if held-out prompts show them to be better.",
         rich_help_panel=_SEARCH,
     ),
 ]

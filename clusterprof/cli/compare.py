@@ -52,8 +52,8 @@ def compare(
     running: opt.Running,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare profiles with the baselines at the same size, on samples that none of their tunes used."""
-    from clusterprof.evaluation.contestants import contestants
+    """Compare profiles with baselines at the same size, tuned SnapKV too, on samples that no tune of them used."""
+    from clusterprof.evaluation.contestants import contestants, tuned_rivals
     from clusterprof.evaluation.generation import scorer_of
     from clusterprof.evaluation.held_out import HeldOutBenchmark
     from clusterprof.evaluation.tasks import entrants
@@ -61,6 +61,7 @@ def compare(
 
     loaded = [Profile.load(path) for path in profiles]
     compared = contestants([*(str(path.absolute()) for path in profiles), *names_of(methods, "--methods")])
+    compared += tuned_rivals(compared)
     data = _Data.of(loaded, [it.profile for it in compared if it.profile is not None])
     entering = entrants(compared, [], loaded[0].compression.window)
     check_replayable(entering)

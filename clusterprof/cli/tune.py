@@ -17,6 +17,7 @@ from clusterprof.cli._shell import FAILED, UNMET, print_json
 from clusterprof.cli._target import TargetOptions
 from clusterprof.cli._tuned import conclude, document, draw, size_of, tests_of
 from clusterprof.errors import ClusterprofError
+from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,15 +75,23 @@ def tune(
         raise typer.BadParameter(f"{sizes[0]} is not above --window {window}.", param_hint="--size")
     if samples is not None and fraction is not None:
         raise typer.BadParameter("give --fraction or --samples, not both.", param_hint="--samples")
-    if per_layer and holdout == 0:
+    if per_layer and holdout is not None and holdout < FEWEST_TO_TELL:
         raise typer.BadParameter(
-            "held-out prompts decide whether its values stay; raise --holdout.", param_hint="--per-layer"
+            f"{FEWEST_TO_TELL} held-out prompts or more decide whether its values stay; raise --holdout from "
+            f"{holdout}.",
+            param_hint="--per-layer",
         )
     chosen_target = target.chosen()
     if chosen_target is not None and per_layer:
         raise typer.BadParameter(
             "--per-layer decides by the held-out prompts whether its values stay, so they cannot show a target "
             "as well; give one of the two.",
+            param_hint="--target",
+        )
+    if chosen_target is not None and holdout is not None and holdout < chosen_target.prompts_needed:
+        raise typer.BadParameter(
+            f"it takes at least {chosen_target.prompts_needed} held-out prompts to show it for "
+            f"{100 * chosen_target.share:g} % of prompts; raise --holdout from {holdout}, or lower --target-share.",
             param_hint="--target",
         )
     if output is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof.errors import ClusterprofError
 from clusterprof.methods import default_method, method_names
-from clusterprof.profile import Compression, Profile
+from clusterprof.profile import Compression, Full, Profile
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -90,6 +90,37 @@ def contestants(names: Sequence[str]) -> list[Contestant]:
     if repeated is not None:
         raise ClusterprofError(f"{repeated} takes part twice; name every method and every profile once.")
     return found
+
+
+def tuned_rivals(entered: Sequence[Contestant]) -> list[Contestant]:
+    """Other methods as the tunes of these profiles found them, each at its profile's size, none twice."""
+    known = {it.profile.compression for it in entered if it.profile is not None}
+    found = []
+    for contestant in entered:
+        if contestant.profile is None:
+            continue
+        compression = contestant.profile.compression
+        for baseline in contestant.profile.results.baselines:
+            method = baseline.method
+            if isinstance(method, Full) or method.name == compression.method.name:
+                continue
+            rival = compression.uniform(method)
+            if method != default_method(method.name, compression.size) and rival not in known:
+                known.add(rival)
+                found.append(_rival(contestant, rival))
+    return found
+
+
+def _rival(contestant: Contestant, rival: Compression) -> Contestant:
+    assert contestant.profile is not None
+    name = contestant.label.removeprefix(f"{contestant.profile.compression.method.name} (")
+    return Contestant(
+        f"{rival.method.name} (beside {name}",
+        f"found by the tune of {contestant.origin}",
+        lambda size: rival.method,
+        window=rival.window,
+        size=rival.size,
+    )
 
 
 def _named(name: str) -> Contestant:

@@ -114,6 +114,11 @@ def read_records(path: Path) -> list[Record]:
         raise DataError(f"The results {path} cannot be read: {error.strerror or error}.") from error
     *lines, last = content.split(b"\n")
     lines += [last] if _is_whole(last) else []
+    if lines and lines[0].strip() == b"{":
+        raise DataError(
+            f"{one_line(str(path))} is a JSON document, such as a profile (`clusterprof profiles show`), and no file "
+            "of eval or compare, which has a record in each line."
+        )
     return [_record(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line]
 
 

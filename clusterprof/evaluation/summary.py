@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _RESAMPLES = 10_000
 _FEWEST = 3
-_FEWEST_TO_TELL = 6
 
 
 @dataclass(frozen=True)
@@ -157,20 +156,9 @@ def winner(
     against = [cell.method for cell in cells if cell != best]
     differences = _row(best, cells, strata, against).differences
     ahead = len(differences) == len(against) and all(
-        excludes_zero(it) and (it.mean < 0) == lower for it in differences.values()
+        it.excludes_zero and (it.mean < 0) == lower for it in differences.values()
     )
     return best.method if ahead else None
-
-
-def excludes_zero(difference: Estimate) -> bool:
-    """Whether a difference's interval has 0 outside, and there are enough pairs for that to mean something."""
-    return (
-        # Fewer that happen to have the same sign would always look like a finding.
-        difference.samples >= _FEWEST_TO_TELL
-        and difference.low is not None
-        and difference.high is not None
-        and not difference.low <= 0 <= difference.high
-    )
 
 
 def _strata(records: Iterable[Record], over: str | None) -> dict[PromptKey, Value]:

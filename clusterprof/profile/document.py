@@ -61,6 +61,20 @@ class Profile(Section):
             raise ValueError(f"the baselines must have {compression.method.name} with its paper's values")
         return results
 
+    @field_validator("results")
+    @classmethod
+    def _on_its_samples(cls, results: Results, info: ValidationInfo) -> Results:
+        dataset: DatasetRecord | None = info.data.get("dataset")
+        if dataset is None:
+            return results
+        for which, score, ids in (
+            ("tuned on", results.tuning, dataset.sampled_ids),
+            ("held out", results.held_out, dataset.held_out_ids),
+        ):
+            if score and score.samples > len(ids):
+                raise ValueError(f"a score is of {score.samples} samples that were {which}, of {len(ids)}")
+        return results
+
     @field_validator("search")
     @classmethod
     def _of_the_objective(cls, search: Search, info: ValidationInfo) -> Search:

@@ -126,6 +126,14 @@ class DatasetRecord(Section):
             raise ValueError("a row that was tuned on cannot be held out")
         return ids
 
+    @field_validator("prompts_cut", "prompts_fitting")
+    @classmethod
+    def _of_those_sampled(cls, count: int, info: ValidationInfo) -> int:
+        sampled = info.data.get("sampled_ids")
+        if sampled and count > len(sampled):
+            raise ValueError(f"it must be at most {len(sampled)}, the rows that were tuned on")
+        return count
+
 
 def _around_value(interval: tuple[float, float], info: ValidationInfo) -> tuple[float, float]:
     value = info.data.get("value", interval[0])

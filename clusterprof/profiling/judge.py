@@ -84,7 +84,7 @@ def judge(
     tuned_snapkv : MethodConfig, optional
         SnapKV as the same search found it.
     per_layer : Compression, optional
-        What was found with overrides; it is the tuned one if its mean is better than that of ``best``.
+        What was found with overrides; it is the tuned one if the prompts show it to be better than ``best``.
     seed : int
         Of the intervals.
     """
@@ -94,14 +94,19 @@ def judge(
     for label, compression in compared.items():
         per_prompt[label] = evaluator.scores(compression)
         listener.compared(label)
-    means = {label: mean_scores(scores) for label, scores in per_prompt.items()}
     tuned, default = list(compared)[:2]
-    if per_layer is not None and is_better(means[PER_LAYER][objective], means[tuned][objective], objective):
-        tuned = PER_LAYER
+
+    def difference(label: str, other: str) -> Estimate:
+        mine, others = ([scores[objective] for scores in per_prompt[it]] for it in (label, other))
+        return paired_difference(mine, others, seed=seed)
+
+    if per_layer is not None:
+        gain = difference(PER_LAYER, UNIFORM)
+        if gain.excludes_zero and is_better(gain.mean, 0.0, objective):
+            tuned = PER_LAYER
     results = []
     for label in dict.fromkeys((tuned, default, *compared)):
-        mine, others = ([scores[objective] for scores in per_prompt[it]] for it in (tuned, label))
-        behind = None if label == tuned else paired_difference(mine, others, seed=seed)
+        behind = None if label == tuned else difference(tuned, label)
         method, overrides = compared[label].method, compared[label].overrides
         results.append(MethodResult(label, method, tuple(per_prompt[label]), behind, overrides))
     results.append(MethodResult("full", None, tuple(evaluator.full_scores())))

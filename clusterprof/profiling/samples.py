@@ -9,6 +9,7 @@ from clusterprof.data import Dataset, Prompt, Row, build_prompt, sample_rows
 from clusterprof.errors import DataError
 from clusterprof.models import describe_model
 from clusterprof.profiling.settings import TuneSettings
+from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,8 +46,8 @@ def draw_samples(
     Raises
     ------
     DataError
-        If that is not more than a size, if all prompts of the tuning sample fit in one, if none is held out to decide
-        about values per layer, or too few to ever show the target, if both are asked for, or if the window is a
+        If that is not more than a size, if all prompts of the tuning sample fit in one, if too few are held out to
+        decide about values per layer, or to ever show the target, if both are asked for, or if the window is a
         prompt's question and that is not known, or takes all of a size in every prompt.
     """
     rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
@@ -63,10 +64,12 @@ def draw_samples(
                 f"All {len(samples.tuning)} sampled prompts of {dataset.name} fit in --size {size} (the longest has "
                 f"{longest} tokens), so there is nothing to compress; choose a smaller --size or longer prompts."
             )
-        if settings.per_layer and not samples.longer_than(size).held_out:
+        judges = len(samples.longer_than(size).held_out)
+        if settings.per_layer and judges < FEWEST_TO_TELL:
             raise DataError(
-                f"--per-layer needs held-out prompts, which decide whether its values stay, and {dataset.name} leaves "
-                f"none longer than --size {size}; give more data, or lower --fraction or --samples."
+                f"--per-layer needs at least {FEWEST_TO_TELL} held-out prompts, which decide whether its values stay, "
+                f"and {judges} of {dataset.name} can be used at --size {size}; give more data, raise --holdout, or "
+                "lower --fraction or --samples."
             )
         shortest = min(prompt.query_length or 0 for prompt in longer)
         if settings.window == "query" and shortest >= size:

@@ -98,7 +98,7 @@ def search(
     trials: int,
     timeout: float | None,
     seed: int,
-    on_trial: Callable[[FrozenTrial], None],
+    on_round: Callable[[Sequence[FrozenTrial]], None],
     start: Point | None = None,
 ) -> None:
     """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
@@ -116,8 +116,8 @@ def search(
         Finished trials of the study in the end, those of earlier runs included.
     timeout : float, optional
         Seconds after which no new round starts.
-    on_trial : callable
-        Called after each trial, finished or failed.
+    on_round : callable
+        Called after each round with its trials, finished or failed.
     """
     points = points_to_try(space, sampler, trials, start)
     for point in (space.first, start):
@@ -142,7 +142,8 @@ def search(
             for candidate in candidates:
                 candidate.tell(study, objective)
                 failures = [*failures, candidate.error] if candidate.error else []
-                on_trial(study.get_trials(deepcopy=False)[candidate.trial.number])
+            known = study.get_trials(deepcopy=False)
+            on_round([known[candidate.trial.number] for candidate in candidates])
             if len(failures) >= 3 or (failures and not (finished(study) or choice.has_more(study))):
                 which = "All trials" if not finished(study) else f"{len(failures)} trials in a row"
                 raise ClusterprofError(f"{which} failed, the last one with: {failures[-1]}") from failures[-1]

@@ -9,6 +9,8 @@ from clusterprof.profiling.objective import ObjectiveName
 from clusterprof.profiling.target import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optuna.trial import FrozenTrial
 
     from clusterprof.data import Prompt
@@ -93,8 +95,8 @@ class TuneListener(Protocol):
     def searching(self, size: int, method: str, study: str, storage: str, done: int, trials: int) -> None:
         """A search starts; ``done`` of ``trials`` trials are there from before."""
 
-    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
-        """A trial ended."""
+    def tried(self, trials: "Sequence[FrozenTrial]", best: "FrozenTrial | None") -> None:
+        """Trials that were evaluated together ended."""
 
     def searching_per_layer(self, steps: int) -> None:
         """The search for other values in groups of layers starts; it takes so many steps at most."""

@@ -29,6 +29,7 @@ from clusterprof.profiling.study import Studies
 from clusterprof.profiling.target import TargetResult
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
+from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -154,6 +155,10 @@ class _Tuner:
             needs=METHODS[self.settings.method].needs,
         )
         capture_s = time.monotonic() - started
+        if self.settings.study is not None:
+            # Those of that name that are about something else are refused now, not after hours at other sizes.
+            for size in records:
+                self._check_studies(size, captured.usable(samples.tuning, size))
         for size, data in records.items():
             tuning, held_out = (captured.usable(part, size) for part in (samples.tuning, samples.held_out))
             for sample in (*tuning.dropped, *held_out.dropped):
@@ -171,10 +176,11 @@ class _Tuner:
             raise ClusterprofError(
                 f"No sample can be used for --size {size}; the last one failed with: {tuning.dropped[-1].reason}"
             )
-        if self.settings.per_layer and not held_out.captures:
+        if self.settings.per_layer and len(held_out.captures) < FEWEST_TO_TELL:
             raise ClusterprofError(
-                f"No held-out sample can be used for --size {size}, and they decide whether the values of --per-layer "
-                f"stay; the last one failed with: {held_out.dropped[-1].reason}"
+                f"Of the held-out samples {len(held_out.captures)} can be used for --size {size}, and it takes "
+                f"{FEWEST_TO_TELL} to decide whether the values of --per-layer stay; the last one that cannot failed "
+                f"with: {held_out.dropped[-1].reason}"
             )
         started = time.monotonic()
         evaluator = Evaluator(self.model, tuning.captures)
@@ -229,6 +235,11 @@ class _Tuner:
             target=None if target is None else target.check(judgement.tuned if judgement.held_out else ()),
         )
 
+    def _check_studies(self, size: int, tuning: Captured) -> None:
+        if tuning.captures:
+            for method in dict.fromkeys((self.settings.method, _RIVAL)):
+                self.studies.open(self._space(method, size, tuning), tuning.prompts)
+
     def _rival(self, size: int, tuning: Captured, evaluator: Evaluator) -> MethodConfig | None:
         """SnapKV as the same search finds it; None if it is what is tuned.
 
@@ -239,9 +250,6 @@ class _Tuner:
         """
         if self.settings.method == _RIVAL:
             return None
-        if self.settings.study is not None:
-            # One of that name that is about something else is refused now, not after the rival's search.
-            self.studies.open(self._space(self.settings.method, size, tuning), tuning.prompts)
         rival = self._find(_RIVAL, size, tuning, evaluator)
         if rival.interrupted:
             raise KeyboardInterrupt
@@ -304,8 +312,8 @@ class _Tuner:
                 timeout=settings.timeout,
                 seed=settings.seed,
                 start=start,
-                on_trial=lambda trial: self.listener.tried(
-                    trial, study.best_trial if finished(study) else None
+                on_round=lambda tried: self.listener.tried(
+                    tried, study.best_trial if finished(study) else None
                 ),
             )
         except KeyboardInterrupt:

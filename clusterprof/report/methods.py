@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from clusterprof.report.numbers import counted, listed, overrides_text, parameters_text
+from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,6 @@ _COLUMNS = (
 _HIGHER_IS_BETTER = {name: higher for name, _, higher in _COLUMNS}
 # As many digits as the table shows; less of a difference is none.
 _DIGITS = 4
-_FEW_SAMPLES = 5
 
 
 def methods_table(judgement: "Judgement", *, size: int, space: Mapping[str, object]) -> "Table":
@@ -117,12 +117,11 @@ def _interval(behind: "Estimate") -> str:
 
 def _shown(behind: "Estimate", objective: str) -> str:
     """What a difference shows: nothing, if its interval reaches zero or cannot be given."""
-    if behind.samples < _FEW_SAMPLES or behind.low is None or behind.high is None:
+    if behind.samples < FEWEST_TO_TELL:
         return "not known"
-    low, high = (behind.low, behind.high) if _HIGHER_IS_BETTER[objective] else (-behind.high, -behind.low)
-    if low > 0:
-        return "better"
-    return "worse" if high < 0 else "equal, as far as shown"
+    if not behind.excludes_zero:
+        return "equal, as far as shown"
+    return "better" if (behind.mean > 0) == _HIGHER_IS_BETTER[objective] else "worse"
 
 
 def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "ObjectiveName") -> list[str]:
@@ -148,7 +147,7 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
             "No prompt was held out, so this says how well the search did, not how well the profile will do on others."
         )
     count = len(judgement.tuned)
-    if count < _FEW_SAMPLES:
+    if count < FEWEST_TO_TELL:
         sentences.append(
             f"There are few prompts to judge by ({count}); give more data, or raise --fraction, --samples or --holdout."
         )
@@ -172,8 +171,8 @@ def per_layer_verdict(judgement: "Judgement", per_layer: "PerLayer", objective: 
     cost = f"{per_layer.tried} combinations tried in {per_layer.replays:,} more replays"
     if per_layer.best is None:
         return (
-            f"Values per layer did not win: on the tuning prompts nothing was better on {objective} than the same "
-            f"values in all layers; {cost}."
+            f"Values per layer have nothing to offer: on the tuning prompts nothing was better on {objective} than the "
+            f"same values in all layers; {cost}."
         )
     from clusterprof.profiling.judge import PER_LAYER, UNIFORM
 
@@ -182,18 +181,13 @@ def per_layer_verdict(judgement: "Judgement", per_layer: "PerLayer", objective: 
     values = [f"{results[label].scores[objective]:.{_DIGITS}f}" for label in (PER_LAYER, UNIFORM)]
     behind = results[UNIFORM if tuned.label == PER_LAYER else PER_LAYER].behind
     assert behind is not None
-    words = {
-        "better": "a difference that is shown",
-        "equal, as far as shown": "a difference that is not shown",
-        "not known": "too few to show a difference",
-    }
-    shown = words[_shown(behind, objective)]
-    if behind.low is not None:
-        shown += f" (tuned minus other, 95 %: {_interval(behind)})"
-    outcome = "won, and the profile has them" if tuned.label == PER_LAYER else "did not win"
+    if tuned.label == PER_LAYER:
+        outcome = "won, and the profile has them"
+    else:
+        outcome = "are not shown to be better, and the profile has none"
     return (
         f"Values per layer {outcome}: {objective} {values[0]} against {values[1]} with the same values in all layers, "
-        f"on {_prompts(judgement, {})}, {shown}; {cost}."
+        f"on {_prompts(judgement, {})} (tuned minus other, 95 %: {_interval(behind)}); {cost}."
     )
 
 

@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof.report.numbers import counted, duration_text, overrides_text, parameters_text, window_text
+from clusterprof.report.numbers import (
+    counted,
+    duration_text,
+    listed,
+    overrides_text,
+    parameters_text,
+    window_text,
+)
+from clusterprof.statistics import FEWEST_TO_TELL
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -65,12 +73,27 @@ def profile_summary(profile: "Profile") -> "Group":
     facts = Table.grid(padding=(0, 2))
     for name, text in _facts(profile):
         facts.add_row(name, text)
-    return Group(facts, "", _results_title(profile.results), _results_table(profile))
+    return Group(
+        facts, "", _results_title(profile.results), _results_table(profile), *_same_tokens(profile.results)
+    )
+
+
+def _same_tokens(results: "Results") -> list[str]:
+    """A sentence if the profile's method keeps what another one keeps: equal to the last digit."""
+    same = [
+        _method_text(baseline.method, baseline.overrides)
+        for baseline in results.baselines
+        if baseline.metrics == results.metrics
+        and baseline.difference is not None
+        and baseline.difference.interval_95 == (0, 0)
+    ]
+    return [f"On these samples it keeps the same tokens as {listed(same)}."] if same else []
 
 
 def _results_title(results: "Results") -> str:
     which = "held-out" if results.held_out else "tuning"
-    return f"On the {counted(results.judged.samples, f'{which} sample')}:"
+    few = ", too few to show a difference" if results.judged.samples < FEWEST_TO_TELL else ""
+    return f"On the {counted(results.judged.samples, f'{which} sample')}{few}:"
 
 
 def _results_table(profile: "Profile") -> "Table":

@@ -116,13 +116,16 @@ class TuneProgress:
         self._trials = trials
         self._display.begin(f"Searching {method} at {size}", max(trials, done), done)
 
-    def tried(self, trial: "FrozenTrial", best: "FrozenTrial | None") -> None:
-        """Advance by one trial."""
-        if trial.value is None:
-            reason = one_line(str(trial.user_attrs.get("error", "no reason given")))
-            say(self._console, f"Trial {trial.number} failed: {reason}", style="yellow")
+    def tried(self, trials: "Sequence[FrozenTrial]", best: "FrozenTrial | None") -> None:
+        """Advance by the trials of a round."""
+        for trial in trials:
+            if trial.value is None:
+                reason = one_line(str(trial.user_attrs.get("error", "no reason given")))
+                say(self._console, f"Trial {trial.number} failed: {reason}", style="yellow")
+            else:
+                self._tried += 1
+        if not self._tried:
             return
-        self._tried += 1
         assert self._search_started is not None
         elapsed = time.monotonic() - self._search_started
         done = self._done_before + self._tried

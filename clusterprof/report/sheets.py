@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterprof.evaluation.summary import excludes_zero
 from clusterprof.text import one_line
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def difference_entry(difference: "Estimate | None", metric: "Metric", prompts: i
         return Entry(_NOTHING)
     pairs = f"{difference.samples:,} pairs" if difference.samples != prompts else ""
     detail = " ".join(filter(None, (_interval(difference, metric.signed), pairs)))
-    return Entry(metric.signed(difference.mean), detail, weak=not excludes_zero(difference))
+    return Entry(metric.signed(difference.mean), detail, weak=not difference.excludes_zero)
 
 
 def _interval(estimate: "Estimate", text: Callable[[float], str]) -> str:

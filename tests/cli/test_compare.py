@@ -60,8 +60,7 @@ def snapkv(tuned: Path, tmp_path: Path) -> Path:
     """As if tuned and judged on other rows of the same data."""
     seen = seen_by(tuned)
     one, other = [f"r{n}" for n in range(10) if f"r{n}" not in seen][:2]
-    changes = {"sampled_ids": [min(seen), one], "held_out_ids": [other]}
-    path = edited(tuned, tmp_path / "theirs.json", "dataset", **changes)
+    path = with_rows(tuned, tmp_path / "theirs.json", [min(seen), one], [other])
     return edited(path, path, "compression", method={"name": "snapkv"})
 
 
@@ -83,6 +82,18 @@ def results(finished: Finished) -> list[Record]:
 def edited(profile: Path, path: Path, section: str, **changes: Any) -> Path:
     document = json.loads(profile.read_text(encoding="utf-8"))
     document[section] |= changes
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def with_rows(profile: Path, path: Path, sampled: Sequence[str], held_out: Sequence[str]) -> Path:
+    """As if tuned and judged on these rows."""
+    document = json.loads(profile.read_text(encoding="utf-8"))
+    document["dataset"] |= {"sampled_ids": sampled, "held_out_ids": held_out}
+    results = document["results"]
+    # What the metrics are of.
+    score = results["held_out"] | {"samples": 1}
+    results |= {"tuning": score, "held_out": score if held_out else None}
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
@@ -136,6 +147,23 @@ def test_baselines_have_the_profiles_size_and_window(compare: Callable[..., Fini
     mine = [it.scores["cosine"] for it in measured if it.method == "clusterattn (ours)"]
     assert ours["mean"] == pytest.approx(sum(mine) / len(mine))
     assert ours["low"] <= ours["mean"] <= ours["high"]
+
+
+def test_what_the_tune_found_of_snapkv_takes_part(
+    compare: Callable[..., Finished], tuned: Path, tmp_path: Path
+) -> None:
+    document = json.loads(tuned.read_text(encoding="utf-8"))
+    snapkv = {"name": "snapkv", "kernel_size": 29, "pooling": "max", "importance": "max"}
+    baselines = document["results"]["baselines"]
+    baselines.append({**next(it for it in baselines if it["method"]["name"] == "snapkv"), "method": snapkv})
+    path = edited(tuned, tmp_path / "ours.json", "results", baselines=baselines)
+    measured = results(compare(path, "--methods", "snapkv", "--samples", 2, "--json"))
+    theirs = [it for it in measured if it.method == "snapkv (beside ours)"]
+    assert [(it.size, it.window) for it in theirs] == [(SIZE, WINDOW)] * 2
+    kernels = {
+        it.method: it.parameters["kernel_size"] for it in measured if it.parameters["name"] == "snapkv"
+    }
+    assert kernels == {"snapkv": 5, "snapkv (beside ours)": 29}
 
 
 def test_people_get_tables(compare: Callable[..., Finished], tuned: Path) -> None:
@@ -339,8 +367,7 @@ def test_data_of_which_nothing_is_held_out_are_refused(
 ) -> None:
     ids = [f"r{n}" for n in range(10)]
     for sampled, held_out in ((ids, []), (ids[:1], ids[1:])):
-        changes = {"sampled_ids": sampled, "held_out_ids": held_out}
-        everything = edited(tuned, tmp_path / "everything.json", "dataset", **changes)
+        everything = with_rows(tuned, tmp_path / "everything.json", sampled, held_out)
         assert re.search(
             r"tuned and judged on all 10 rows of .*rows\.jsonl, so none is left to compare them on; tune with a "
             "smaller --fraction or --holdout",

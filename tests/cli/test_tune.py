@@ -324,7 +324,7 @@ def test_ctrl_c_during_the_search_keeps_the_trials_and_the_rerun_goes_on(
 ) -> None:
     command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--json"]
     process = start(tmp_path, *command, "--trials", 100_000)
-    wait_for(process, "Searching clusterattn at 48 1/")
+    wait_for(process, "Searching clusterattn at 48 4/")
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

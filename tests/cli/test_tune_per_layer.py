@@ -10,14 +10,14 @@ from clusterprof.profiling import tune as tune_module
 from clusterprof.profiling.per_layer import PerLayer
 from tests.cli.conftest import QUICK, WORDS, Run
 
-HALF = [*QUICK[:-2], "--samples", 2, "--holdout", 2, "--per-layer"]
+HALF = [*QUICK[:-2], "--samples", 2, "--holdout", 6, "--per-layer"]
 
 
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four prompts, each longer than the size."""
+    """Eight prompts, each longer than the size."""
     rng = Random(1)
-    rows = [{"prompt": " ".join(rng.choices(WORDS, k=count))} for count in (25, 28, 31, 34)]
+    rows = [{"prompt": " ".join(rng.choices(WORDS, k=count))} for count in range(25, 41, 2)]
     path = tmp_path_factory.mktemp("data") / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -55,11 +55,15 @@ def test_a_profile_with_overrides_is_applied(
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--holdout", 0], 2, "held-out prompts decide whether its values stay; raise --holdout"),
-        ([], 1, "--per-layer needs held-out prompts"),
+        (
+            ["--holdout", 5],
+            2,
+            "6 held-out prompts or more decide whether its values stay; raise --holdout from 5.",
+        ),
+        ([], 1, "--per-layer needs at least 6 held-out prompts"),
     ],
 )
-def test_without_held_out_prompts_it_is_refused(
+def test_with_too_few_held_out_prompts_it_is_refused(
     run: Run, model_folder: Path, dataset_file: Path, options: list[Any], code: int, message: str
 ) -> None:
     finished = run(

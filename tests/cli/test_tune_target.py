@@ -142,13 +142,20 @@ def test_a_middle_size_is_the_smallest(
 
 
 def test_too_few_prompts_are_refused(run: Run, command: list[object]) -> None:
-    finished = run(*command, "--size", 48, "--target", "kl=1", "--holdout", 0)
+    finished = run(*command, "--size", 48, "--target", "kl=1", "--target-share", 0.6)
+    assert finished.code == 2
+    assert "Loading" not in finished.err
+    assert (
+        "it takes at least 6 held-out prompts to show it for 60 % of prompts; raise --holdout from 5, or lower "
+        "--target-share."
+    ) in flat(finished.err.replace("│", " "))
+
+
+def test_too_few_long_prompts_are_refused(run: Run, command: list[object]) -> None:
+    finished = run(*command, "--size", 150, "--target", "kl=1")
     assert finished.code == 1
     assert "Capturing" not in finished.err
-    assert finished.err.splitlines()[-1] == (
-        "error: That 50 % of prompts meet --target kl=1.0 takes at least 5 held-out prompts to show at --size 48, and "
-        "0 can be used there; raise --holdout from 0 to 5."
-    )
+    assert "takes at least 5 held-out prompts to show at --size 150, and " in finished.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("after", "sizes"), [(0, ["80"]), (1, ["64", "80"])])

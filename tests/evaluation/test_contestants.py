@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from clusterprof.errors import ClusterprofError, ProfileError
-from clusterprof.evaluation.contestants import contestants
+from clusterprof.evaluation.contestants import contestants, tuned_rivals
 from clusterprof.evaluation.records import Record
-from clusterprof.methods import H2O, ClusterAttn, SnapKV, StreamingLLM, method_names
-from clusterprof.profile import Compression, LayerOverride
+from clusterprof.methods import H2O, ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK, method_names
+from clusterprof.profile import Baseline, Compression, LayerOverride
 from tests.evaluation.examples import record
 from tests.profile.examples import profile
 
@@ -18,6 +18,16 @@ def saved(path: Path, **changes: Any) -> Path:
     changes = {name: getattr(found, name).model_copy(update=new) for name, new in changes.items()}
     found.model_copy(update=changes).save(path)
     return path
+
+
+def with_rivals(path: Path, *rivals: MethodConfig, method: MethodConfig | None = None) -> str:
+    """A profile that holds other methods beside its own."""
+    found = profile()
+    metrics = found.results.baselines[0].metrics
+    baselines = tuple(Baseline(method=rival, metrics=metrics) for rival in rivals)
+    results = {"baselines": (*found.results.baselines, *baselines)}
+    compression = {} if method is None else {"method": method}
+    return str(saved(path, results=results, compression=compression))
 
 
 def test_methods_by_name_have_their_papers_values() -> None:
@@ -61,6 +71,25 @@ def test_a_profile_brings_its_values_window_and_size(tmp_path: Path) -> None:
     assert tuned.compression(256, 8) == profile().compression
 
 
+def test_what_a_tune_found_of_another_method_takes_part_beside_its_profile(tmp_path: Path) -> None:
+    tuned = SnapKV(kernel_size=29, pooling="max")
+    path = with_rivals(
+        tmp_path / "needle-256.json", SnapKV(), tuned, TopK(), ClusterAttn(num_block=3, theta=0.5)
+    )
+    entered = contestants(["snapkv", path])
+    (rival,) = tuned_rivals(entered)
+    assert rival.label == "snapkv (beside needle-256)"
+    assert rival.origin == "found by the tune of profile needle-256.json, tuned on needle"
+    assert rival.compression(256, 8) == Compression(size=256, window=32, method=tuned)
+    assert (rival.size, rival.window, rival.profile) == (256, 32, None)
+    # Once, however many profiles hold it, and not beside a profile of its own.
+    again = with_rivals(tmp_path / "again.json", tuned)
+    assert [it.label for it in tuned_rivals(contestants([path, again]))] == [rival.label]
+    own = with_rivals(tmp_path / "own.json", SnapKV(), method=tuned)
+    assert tuned_rivals(contestants([path, own])) == []
+    assert tuned_rivals(contestants(["snapkv", "topk"])) == []
+
+
 def test_a_profile_brings_its_overrides(tmp_path: Path) -> None:
     override = LayerOverride(layers=(1,), method=ClusterAttn(num_block=3, theta=0.25))
     path = saved(tmp_path / "mine.json", compression={"overrides": (override,)})
@@ -90,6 +119,8 @@ def test_a_record_can_hold_any_profiles_name(tmp_path: Path) -> None:
             method=tuned.label, origin=tuned.origin, parameters=profile().compression.method.model_dump()
         )
         assert Record.model_validate_json(made.model_dump_json()) == made
+        (rival,) = tuned_rivals(contestants([with_rivals(Path(path), SnapKV(kernel_size=9))]))
+        assert record(method=rival.label, origin=rival.origin).method == rival.label
 
 
 @pytest.mark.parametrize(

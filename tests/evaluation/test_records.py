@@ -15,6 +15,7 @@ from clusterprof.errors import DataError
 from clusterprof.evaluation import records as records_module
 from clusterprof.evaluation.records import Record, numbers, open_run, read_records, record_key
 from tests.evaluation.examples import every_run, record, write_run
+from tests.profile.examples import profile
 
 PROMPTS = ("needle-0", "needle-1", "needle-2")
 
@@ -44,6 +45,15 @@ def test_what_was_added_is_read_again(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == len(measured)
     with open_run(path) as run:
         assert list(run.records.values()) == measured
+
+
+def test_a_document_is_told_from_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile().save(path)
+    assert refusal(path) == (
+        f"{path} is a JSON document, such as a profile (`clusterprof profiles show`), and no file of eval or compare, "
+        "which has a record in each line."
+    )
 
 
 def test_a_line_leaves_out_what_is_as_usual(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from clusterprof.evaluation.groups import comparable
 from clusterprof.evaluation.records import Record
-from clusterprof.evaluation.summary import Cell, excludes_zero, summarise, winner
+from clusterprof.evaluation.summary import Cell, summarise, winner
 from clusterprof.statistics import Estimate, mean_estimate, paired_difference
 from tests.evaluation.examples import longbench_run, needle_run, record
 
@@ -187,8 +187,8 @@ def test_the_full_cache_takes_no_part_in_winning() -> None:
     ],
 )
 def test_an_interval_excludes_zero(ends: tuple[float | None, float | None], expected: bool) -> None:
-    assert excludes_zero(Estimate(0.0, *ends, 6)) is expected
-    assert not excludes_zero(Estimate(0.0, *ends, 5))
+    assert Estimate(0.0, *ends, 6).excludes_zero is expected
+    assert not Estimate(0.0, *ends, 5).excludes_zero
 
 
 def test_summaries_of_groups_with_profiles_have_them_as_references() -> None:

@@ -48,8 +48,10 @@ def documents(draw: st.DrawFn) -> Document:
     result["model"] |= {"id": draw(label), "revision": draw(st.none() | label)}
     result["model"]["rope"] = draw(st.dictionaries(st.text(max_size=5), json_value, max_size=3))
     result["dataset"] |= {
-        "sampled_ids": (sampled := draw(st.lists(sample_id, min_size=1, max_size=3))),
-        "held_out_ids": draw(st.lists(sample_id.filter(lambda it: it not in sampled), max_size=3)),
+        "sampled_ids": (sampled := draw(st.lists(sample_id, min_size=2, max_size=3))),
+        "held_out_ids": (
+            others := draw(st.lists(sample_id.filter(lambda it: it not in sampled), max_size=3))
+        ),
         "fraction": draw(st.floats(0, 1, exclude_min=True)),
         "seed": draw(count),
         "tokens": draw(st.none() | positive),
@@ -65,7 +67,9 @@ def documents(draw: st.DrawFn) -> Document:
     difference = {"value": middle, "interval_95": draw(st.sampled_from([None, [low, high]]))}
     objective = draw(label)
     result["results"]["tuning"]["objective"] = result["search"]["objective"] = objective
-    result["results"]["held_out"] = {"objective": objective, **difference, "samples": draw(positive)}
+    if others:
+        samples = draw(st.integers(1, len(others)))
+        result["results"]["held_out"] = {"objective": objective, **difference, "samples": samples}
     result["results"]["baselines"][0] |= {
         "method": parameters,
         "difference": draw(st.sampled_from([None, difference])),

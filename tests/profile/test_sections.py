@@ -189,6 +189,14 @@ def test_any_missing_field_is_named_unless_it_may_be_null(tmp_path: Path) -> Non
             "an override is for layer 2, and the last layer is 1",
         ),
         ("results.baselines", [], "the baselines must have clusterattn"),
+        ("dataset.prompts_cut", 3, "it must be at most 2, the rows that were tuned on"),
+        ("dataset.prompts_fitting", 3, "it must be at most 2, the rows that were tuned on"),
+        ("results.tuning.samples", 3, "a score is of 3 samples that were tuned on, of 2"),
+        (
+            "results.held_out",
+            {"objective": "cosine", "value": 0.98, "samples": 2},
+            "a score is of 2 samples that were held out, of 1",
+        ),
         ("search.objective", "kl", "its objective must be cosine, as in the results"),
     ],
 )

@@ -66,7 +66,7 @@ def run(
         trials=trials,
         timeout=None,
         seed=seed,
-        on_trial=told.append,
+        on_round=told.extend,
     )
     assert len(told) == len(evaluator.asked)
     return study, evaluator.asked

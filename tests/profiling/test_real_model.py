@@ -82,7 +82,7 @@ def test_search_finds_at_least_the_paper_default(real_model: RealModel, found: C
         trials=5,
         timeout=None,
         seed=0,
-        on_trial=lambda trial: None,
+        on_round=lambda trials: None,
     )
     assert study.trials[0].params["num_block"] == 8
     (default,) = evaluator.scores(COMPRESSION)

@@ -97,7 +97,7 @@ def run(
         trials=trials,
         timeout=timeout,
         seed=seed,
-        on_trial=told.append,
+        on_round=told.extend,
         **options,
     )
     return told

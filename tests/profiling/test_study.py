@@ -10,7 +10,7 @@ import torch
 
 from clusterprof.errors import ClusterprofError
 from clusterprof.methods import ClusterAttn
-from tests.profiling.test_tune import Loaded, dataset, loaded, run, run_sizes
+from tests.profiling.test_tune import Listener, Loaded, dataset, loaded, run, run_sizes
 
 __all__ = ["loaded"]
 
@@ -64,6 +64,15 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
         run(loaded, tmp_path, **one)
     monkeypatch.undo()
     assert run(loaded, tmp_path, **one).profile.search.study == "mine-40"
+
+
+def test_a_named_study_of_a_later_size_is_refused_before_any_search(loaded: Loaded, tmp_path: Path) -> None:
+    one: dict[str, Any] = {"data": dataset((90,)), "trials": 1, "storage": None, "study": "mine"}
+    run(loaded, tmp_path, **one, sizes=(48,), seed=1)
+    listener = Listener()
+    with pytest.raises(ClusterprofError, match=r"'mine-48' .* was made with seed 1, now 0, so"):
+        run_sizes(loaded, tmp_path, listener=listener, **one, sizes=(40, 48))
+    assert not [event for event in listener.events if event[0] == "searching"]
 
 
 def test_a_study_says_what_it_was_made_with(loaded: Loaded, tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ class Listener:
     def searching(self, size: int, method: str, study: str, storage: str, done: int, trials: int) -> None:
         self.events.append(("searching", size, method, done, trials))
 
-    def tried(self, trial: FrozenTrial, best: FrozenTrial | None) -> None:
+    def tried(self, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> None:
         assert best is not None
-        self.events.append(("tried", trial.number))
+        self.events += [("tried", trial.number) for trial in trials]
 
     def searching_per_layer(self, steps: int) -> None:
         self.events.append(("searching per layer", steps))

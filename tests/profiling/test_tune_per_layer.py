@@ -4,15 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
 from clusterprof import Profile
 from clusterprof.errors import ClusterprofError, CompressionError, DataError
 from clusterprof.methods import ClusterAttn, MethodConfig
 from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling import tune as tune_module
+from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.judge import judge
-from clusterprof.profiling.objective import mean_scores
+from clusterprof.profiling.objective import is_better, mean_scores
 from clusterprof.profiling.per_layer import PerLayer
 from tests.profiling.subjects import SMALL, capture, random_prompt
 from tests.profiling.test_tune import Listener, Loaded, dataset, fail_on, loaded, run
@@ -21,8 +23,10 @@ from tests.tiny import tiny_llama
 __all__ = ["loaded"]
 
 ROWS = dataset(range(60, 70))
-OPTIONS: dict[str, Any] = {"fraction": 0.5, "trials": 4, "per_layer": True}
-OTHER = ClusterAttn(num_block=5, theta=0.1, gap_pool=3)
+OPTIONS: dict[str, Any] = {"fraction": 0.4, "holdout": 6, "trials": 4, "per_layer": True}
+# On the tiny model's prompts shown to be better than the small compression's values, and better but not shown to be.
+OTHER = ClusterAttn(num_block=2, theta=1.0, gap_pool=1)
+DOUBTFUL = ClusterAttn(num_block=5, theta=0.1, gap_pool=3)
 
 
 def in_all_layers(compression: Compression, method: MethodConfig) -> Compression:
@@ -30,14 +34,30 @@ def in_all_layers(compression: Compression, method: MethodConfig) -> Compression
     return compression.model_copy(update={"overrides": (LayerOverride(layers=(0, 1), method=method),)})
 
 
+def some_captures(model: PreTrainedModel) -> list[Capture]:
+    return [capture(model, random_prompt(length, seed=length), decode_tokens=5) for length in range(45, 65)]
+
+
+@pytest.mark.parametrize("objective", ["cosine", "kl"])
+def test_a_better_mean_that_is_not_shown_is_not_taken(objective: Any) -> None:
+    model = tiny_llama()
+    judgement = judge(
+        Evaluator(model, some_captures(model)), SMALL, None, in_all_layers(SMALL, DOUBTFUL),
+        held_out=True, objective=objective, seed=0, listener=Listener(),
+    )  # fmt: skip
+    by_label = {result.label: result for result in judgement.methods}
+    layered = by_label["tuned, per layer"]
+    assert is_better(layered.scores[objective], by_label["tuned, uniform"].scores[objective], objective)
+    assert judgement.methods[0].label == "tuned, uniform"
+    assert layered.behind is not None
+    assert not layered.behind.excludes_zero
+
+
 @pytest.mark.parametrize("objective", ["cosine", "kl"])
 def test_held_out_prompts_decide_which_of_the_two_the_profile_has(objective: Any) -> None:
-    """Judged both ways round, one of them wins either time, and it is the same."""
+    """Judged both ways round, one of them is shown to be better either time, and it is the same."""
     model = tiny_llama()
-    captures = [
-        capture(model, random_prompt(length, seed=length), decode_tokens=5) for length in (60, 45, 50)
-    ]
-    evaluator = Evaluator(model, captures)
+    evaluator = Evaluator(model, some_captures(model))
     other = SMALL.uniform(OTHER)
     pairs = [(SMALL, in_all_layers(SMALL, OTHER)), (other, in_all_layers(other, SMALL.method))]
     outcomes = set()
@@ -157,19 +177,21 @@ def test_ctrl_c_leaves_what_the_search_had_found(
     assert "SnapKV tuned" in labels
 
 
-def test_without_held_out_prompts_it_is_refused_before_any_capture(loaded: Loaded, tmp_path: Path) -> None:
-    for options in ({"fraction": 1.0}, {"holdout": 0}):
+def test_with_too_few_held_out_prompts_it_is_refused_before_any_capture(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    for options, left in (({"fraction": 1.0}, 0), ({"holdout": 5}, 5)):
         with pytest.raises(
-            DataError, match=r"--per-layer needs held-out prompts.* leaves none longer than --size 40"
+            DataError, match=rf"--per-layer needs at least 6 held-out .*, and {left} of .* used at --size 40"
         ):
             run(loaded, tmp_path, ROWS, **{**OPTIONS, **options})
     assert not (tmp_path / "captures").exists()
 
 
-def test_held_out_prompts_that_all_fail_are_an_error(
+def test_held_out_prompts_that_fail_are_an_error(
     loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held_out,) = run(loaded, tmp_path, ROWS, samples=2, holdout=1, trials=1).profile.dataset.held_out_ids
-    fail_on(held_out, CompressionError("it is not finite."), monkeypatch)
-    with pytest.raises(ClusterprofError, match=r"No held-out sample can be used for --size 40.*not finite"):
-        run(loaded, tmp_path / "again", ROWS, samples=2, holdout=1, trials=1, per_layer=True)
+    held_out = run(loaded, tmp_path, ROWS, samples=2, holdout=6, trials=1).profile.dataset.held_out_ids
+    fail_on(held_out[0], CompressionError("it is not finite."), monkeypatch)
+    with pytest.raises(ClusterprofError, match=r"held-out samples 5 can be used for --size 40.*not finite"):
+        run(loaded, tmp_path / "again", ROWS, samples=2, holdout=6, trials=1, per_layer=True)

@@ -94,14 +94,14 @@ def test_the_held_out_score_stands_beside_the_tuning_one() -> None:
         "not longer than the size"
     ) in shown
     assert "tuning cosine 0.9800 on 2 samples (95 % interval 0.9700 to 0.9900) held out nothing" in shown
-    assert "On the 2 tuning samples:" in shown
+    assert "On the 2 tuning samples, too few to show a difference:" in shown
     score = Score(objective="cosine", value=0.975, interval_95=(0.96, 0.98), samples=7)
     shown = rendered(profile_summary(with_results(held_out=score)))
     assert "held out cosine 0.9750 on 7 samples (95 % interval 0.9600 to 0.9800)" in shown
     assert "On the 7 held-out samples:" in shown
     one = rendered(profile_summary(with_results(held_out=Score(objective="cosine", value=0.975, samples=1))))
     assert "held out cosine 0.9750 on 1 sample search" in one
-    assert "On the 1 held-out sample:" in one
+    assert "On the 1 held-out sample, too few to show a difference:" in one
 
 
 def test_a_list_shows_the_held_out_value_where_there_is_one() -> None:
@@ -130,6 +130,20 @@ def test_each_baseline_has_its_difference_in_80_columns() -> None:
     assert table[-1] == ["full", "0.9000", "0.1000", "0.7000", "1.5000", ""]
     words = " ".join(cells[0] for cells in table[first:second])
     assert words == "clusterattn: num_block 32, theta 0.00123, gap_pool 63, importance mean"
+
+
+def test_what_keeps_the_same_tokens_is_told() -> None:
+    metrics = profile().results.metrics
+    none = Difference(value=0.0, interval_95=(0.0, 0.0))
+    baselines = [
+        Baseline(method=SnapKV(), metrics=metrics, difference=none),
+        # Equal on average only, or by chance.
+        Baseline(method=TopK(), metrics=metrics, difference=Difference(value=0.0, interval_95=(-0.1, 0.1))),
+        Baseline(method=H2O(), metrics=METRICS, difference=none),
+    ]
+    told = "On these samples it keeps the same tokens as snapkv: kernel_size 5, pooling avg, importance mean."
+    assert told in rendered(profile_summary(with_results(baselines=tuple(baselines))))
+    assert "same tokens" not in rendered(profile_summary(with_results(baselines=tuple(baselines[1:]))))
 
 
 def test_what_was_left_out_is_told() -> None:

@@ -52,9 +52,8 @@ def tune(progress: TuneProgress) -> None:
     progress.captured(prompts[1], 0.0, None)
     progress.captured(prompts[2], 1.0, "out of memory")
     progress.searching(64, "clusterattn", "places", STORAGE, 0, 2)
-    progress.tried(trial(0, 0.5), trial(0, 0.5))
-    progress.tried(trial(1, None), trial(0, 0.5))
-    progress.tried(trial(2, 0.75), trial(2, 0.75))
+    progress.tried([trial(0, 0.5), trial(1, None)], trial(0, 0.5))
+    progress.tried([trial(2, 0.75)], trial(2, 0.75))
 
 
 def test_a_log_has_plain_lines() -> None:
@@ -82,7 +81,7 @@ def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
     progress = TuneProgress(log, TuneSettings(sizes=(64,), method="topk", trials=50))
     progress.searching(64, "topk", "places", STORAGE, 0, 1)
     only = optuna.trial.create_trial(value=0.5)
-    progress.tried(only, only)
+    progress.tried([only], only)
     assert file.getvalue().splitlines()[-1] == "Searching topk at 64 1/1  best cosine 0.5000"
 
 
@@ -142,7 +141,7 @@ def test_every_search_is_counted_from_its_start() -> None:
     for size, method in ((64, "clusterattn"), (64, "snapkv"), (128, "clusterattn")):
         progress.searching(size, method, "places", STORAGE, 0, 2)
         for number in range(2):
-            progress.tried(trial(number, 0.5), trial(0, 0.5))
+            progress.tried([trial(number, 0.5)], trial(0, 0.5))
     ends = [line.partition("  ")[0] for line in file.getvalue().splitlines() if " 2/2" in line]
     assert ends == [
         "Searching clusterattn at 64 2/2", "Searching snapkv at 64 2/2", "Searching clusterattn at 128 2/2",
@@ -156,7 +155,7 @@ def test_a_terminal_is_free_for_the_result_of_each_size() -> None:
         for size in (64, 128):
             begun = file.tell()
             progress.searching(size, "clusterattn", "places", STORAGE, 0, 1)
-            progress.tried(trial(0, 0.5), trial(0, 0.5))
+            progress.tried([trial(0, 0.5)], trial(0, 0.5))
             progress.comparing(2)
             progress.compared("tuned")
             assert screen._live_stack
@@ -188,7 +187,7 @@ def test_a_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=1000))
     progress.searching(64, "clusterattn", "places", STORAGE, 0, 1000)
     for number in range(1000):
-        progress.tried(trial(number, 0.5), trial(0, 0.5))
+        progress.tried([trial(number, 0.5)], trial(0, 0.5))
     lines = [line for line in file.getvalue().splitlines() if line.startswith("Searching")]
     assert 30 < len(lines) < 120
     assert lines[-1].startswith("Searching clusterattn at 64 1000/1000")
@@ -222,8 +221,26 @@ def test_time_left_is_bounded_by_the_timeout(monkeypatch: pytest.MonkeyPatch) ->
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=50, timeout=30.0))
     progress.searching(64, "clusterattn", "places", STORAGE, 0, 50)
-    progress.tried(trial(0, 0.5), trial(0, 0.5))
+    progress.tried([trial(0, 0.5)], trial(0, 0.5))
     assert "about 20 s left" in file.getvalue()
+
+
+def test_time_left_is_that_of_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 10.0])
+    monkeypatch.setattr("clusterprof.report.progress.time.monotonic", lambda: next(clock))
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=20))
+    progress.searching(64, "clusterattn", "places", STORAGE, 0, 20)
+    progress.tried([trial(number, 0.5) for number in range(4)], trial(0, 0.5))
+    assert "Searching clusterattn at 64 4/20  about 40 s left" in file.getvalue()
+
+
+def test_a_round_that_failed_says_nothing_of_the_time_left() -> None:
+    log, file = console(terminal=False)
+    progress = TuneProgress(log, TuneSettings(sizes=(64,), trials=20))
+    progress.searching(64, "clusterattn", "places", STORAGE, 0, 20)
+    progress.tried([trial(0, None), trial(1, None)], None)
+    assert file.getvalue().splitlines()[-2:] == ["Trial 0 failed: not finite", "Trial 1 failed: not finite"]
 
 
 def test_an_interruption_says_what_is_kept() -> None:
