@@ -226,10 +226,10 @@ Question = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, max=MOST, help="Longest answer.")]
 Objective = Annotated[
-    Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"] | None,
+    Literal["log_kl", "kl", "agreement", "loss", "cosine", "cosine_padded", "attention_output"] | None,
     typer.Option(
         help="What the search optimises.",
-        show_default="the target's, or cosine",
+        show_default="the target's, or log_kl",
         rich_help_panel=_SEARCH,
     ),
 ]

@@ -119,7 +119,7 @@ def tune(
         samples=samples,
         holdout=holdout,
         seed=seed,
-        objective=objective or (chosen_target.objective if chosen_target else "cosine"),
+        objective=objective or (chosen_target.objective if chosen_target else TuneSettings.objective),
         capture_memory=capture_memory,
         study=study,
         storage=storage,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from clusterprof.evaluation.run import Measured
 from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.profiling.capture import end_tokens
+from clusterprof.profiling.objective import NEGLIGIBLE_KL
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
@@ -81,6 +83,7 @@ class HeldOutBenchmark:
             "kl": 0.0,
             "agreement": 1.0,
             "loss": capture.full_loss,
+            "log_kl": log(NEGLIGIBLE_KL),
         }
         return self._answered(session, task, scores, {}, tokens)
 

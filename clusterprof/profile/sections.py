@@ -169,6 +169,8 @@ class Metrics(Section):
         Share of steps with the same greedy token.
     loss : float
         Next-token loss on the full run's continuation, in nats.
+    log_kl : float
+        ln(kl + 0.001), a mean over tokens as the others.
     """
 
     cosine: Cosine
@@ -177,6 +179,7 @@ class Metrics(Section):
     kl: Divergence
     agreement: Share
     loss: Divergence
+    log_kl: Value
 
 
 class Difference(Section):

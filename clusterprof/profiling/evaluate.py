@@ -1,7 +1,8 @@
 """Evaluation of candidates: replays a compression on every capture and remembers equal kept sets."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
-from clusterprof.profiling.objective import Scores
+from clusterprof.profiling.objective import NEGLIGIBLE_KL, Scores
 from clusterprof.profiling.replay import Replay, replay_all
 from clusterprof.runtime.selection import kept_by_layer
 
@@ -96,15 +97,9 @@ class Evaluator:
 
     def full_scores(self) -> list[Scores]:
         """The full cache against itself: what no method can beat."""
-        return [Scores(1.0, 1.0, 1.0, 0.0, 1.0, capture.full_loss) for capture in self.captures]
+        least = math.log(NEGLIGIBLE_KL)
+        return [Scores(1.0, 1.0, 1.0, 0.0, 1.0, capture.full_loss, least) for capture in self.captures]
 
 
 def _scores(result: Replay) -> Scores:
-    return Scores(
-        cosine=float(result.cosine.mean()),
-        cosine_padded=float(result.cosine_padded.mean()),
-        attention_output=float(result.attention_output.mean()),
-        kl=float(result.kl.mean()),
-        agreement=float(result.agreement.mean()),
-        loss=float(result.loss.mean()),
-    )
+    return Scores(**{field.name: float(getattr(result, field.name).mean()) for field in fields(Scores)})

@@ -6,10 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-ObjectiveName = Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"]
+ObjectiveName = Literal["cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss", "log_kl"]
 
 # Raise it when the same kept positions get other scores than before.
 VERSION = 1
+
+# Nats; what moves the next token's distribution by less counts as if it did not.
+NEGLIGIBLE_KL = 1e-3
 
 # Optuna's word for which way is better.
 DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
@@ -19,6 +22,7 @@ DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
     "kl": "minimize",
     "agreement": "maximize",
     "loss": "minimize",
+    "log_kl": "minimize",
 }
 
 
@@ -32,6 +36,7 @@ class Scores:
     kl: float
     agreement: float
     loss: float
+    log_kl: float
 
     def __getitem__(self, objective: ObjectiveName) -> float:
         return float(getattr(self, objective))

@@ -10,6 +10,7 @@ from transformers import Cache, PreTrainedModel
 from clusterprof.errors import CompressionError
 from clusterprof.profiling.attention import attention_outputs, decode_scores
 from clusterprof.profiling.capture import Capture
+from clusterprof.profiling.objective import NEGLIGIBLE_KL
 from clusterprof.runtime.attention import Observer, observe_attention
 from clusterprof.runtime.transformers_names import CACHE
 
@@ -33,6 +34,8 @@ class Replay:
         1 where both runs prefer the same next token, ``(decoded,)``.
     loss : Tensor
         -log p of the compressed run for the full run's next token, in nats, ``(decoded,)``.
+    log_kl : Tensor
+        ln(KL + ``NEGLIGIBLE_KL``), ``(decoded,)``; its mean is not that of a few tokens that went far astray.
     """
 
     cosine: Tensor
@@ -41,6 +44,7 @@ class Replay:
     kl: Tensor
     agreement: Tensor
     loss: Tensor
+    log_kl: Tensor
 
 
 @dataclass
@@ -164,4 +168,5 @@ def _result(
         kl=kl,
         agreement=(compressed.argmax(dim=-1) == targets).float(),
         loss=-compressed.gather(1, targets[:, None])[:, 0],
+        log_kl=kl.clamp(min=0).add(NEGLIGIBLE_KL).log(),
     )

@@ -68,7 +68,7 @@ class TuneSettings:
     samples: int | None = None
     holdout: int | None = None
     seed: int = 0
-    objective: ObjectiveName = "cosine"
+    objective: ObjectiveName = "log_kl"
     capture_memory: int = LIMIT_BYTES
     study: str | None = None
     storage: str | None = None

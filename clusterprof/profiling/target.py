@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterprof.errors import ClusterprofError
-from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores
+from clusterprof.profiling.objective import DIRECTIONS, NEGLIGIBLE_KL, ObjectiveName, Scores
 
 SHARE = 0.8
 CONFIDENCE = 0.95
@@ -18,6 +18,7 @@ RANGES: dict[ObjectiveName, tuple[float, float]] = {
     "kl": (0, math.inf),
     "agreement": (0, 1),
     "loss": (0, math.inf),
+    "log_kl": (math.log(NEGLIGIBLE_KL), math.inf),
 }
 # Least and largest share of prompts: a smaller one is shown by a single prompt, a larger one takes over 30,000.
 SHARES = (0.01, 0.9999)

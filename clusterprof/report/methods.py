@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.report.numbers import counted, listed, overrides_text, parameters_text
 from clusterprof.statistics import FEWEST_TO_TELL
 
@@ -11,20 +12,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clusterprof.profiling.judge import Judgement, MethodResult
-    from clusterprof.profiling.objective import ObjectiveName
     from clusterprof.profiling.per_layer import PerLayer
     from clusterprof.statistics import Estimate
 
-# Objective, heading, and whether more of it is better.
-_COLUMNS = (
-    ("cosine", "cosine", True),
-    ("cosine_padded", "padded", True),
-    ("attention_output", "output", True),
-    ("kl", "KL", False),
-    ("agreement", "agree", True),
-    ("loss", "loss", False),
-)
-_HIGHER_IS_BETTER = {name: higher for name, _, higher in _COLUMNS}
+# Objective and heading; what is left out would make the table wider than 80 columns.
+_COLUMNS: Mapping[ObjectiveName, str] = {
+    "log_kl": "log KL",
+    "kl": "KL",
+    "agreement": "agree",
+    "loss": "loss",
+    "cosine": "cosine",
+    "attention_output": "output",
+}
 # As many digits as the table shows; less of a difference is none.
 _DIGITS = 4
 
@@ -46,13 +45,13 @@ def methods_table(judgement: "Judgement", *, size: int, space: Mapping[str, obje
     title = f"{size} tokens kept per head, {_prompts(judgement, space)}"
     table = Table(title=title, title_justify="left")
     table.add_column("method")
-    for _, heading, higher in _COLUMNS:
-        table.add_column(f"{heading} {'↑' if higher else '↓'}", justify="right")
-    best = {name: _best(results, name) for name, _, _ in _COLUMNS}
+    for name, heading in _COLUMNS.items():
+        table.add_column(f"{heading} {'↑' if _more_is_better(name) else '↓'}", justify="right")
+    best = {name: _best(results, name) for name in _COLUMNS}
     for result in results:
         scores = asdict(result.scores)
         cells = [Text(result.label)]
-        for name, _, _ in _COLUMNS:
+        for name in _COLUMNS:
             shown = f"{scores[name]:.{_DIGITS}f}"
             wins = result.method is not None and shown == best[name]
             cells.append(Text(shown, style="bold green" if wins else ""))
@@ -60,9 +59,13 @@ def methods_table(judgement: "Judgement", *, size: int, space: Mapping[str, obje
     return table
 
 
-def _best(results: Sequence["MethodResult"], objective: str) -> str:
+def _more_is_better(objective: ObjectiveName) -> bool:
+    return DIRECTIONS[objective] == "maximize"
+
+
+def _best(results: Sequence["MethodResult"], objective: ObjectiveName) -> str:
     values = [asdict(result.scores)[objective] for result in results if result.method is not None]
-    return f"{(max if _HIGHER_IS_BETTER[objective] else min)(values):.{_DIGITS}f}"
+    return f"{(max if _more_is_better(objective) else min)(values):.{_DIGITS}f}"
 
 
 def differences_table(judgement: "Judgement", objective: "ObjectiveName") -> "Table":
@@ -70,7 +73,7 @@ def differences_table(judgement: "Judgement", objective: "ObjectiveName") -> "Ta
     from rich.table import Table
     from rich.text import Text
 
-    better = "higher" if _HIGHER_IS_BETTER[objective] else "lower"
+    better = "higher" if _more_is_better(objective) else "lower"
     table = Table(
         title=f"{objective}, tuned minus other ({better} is better)",
         title_justify="left",
@@ -96,11 +99,11 @@ def sizes_table(judgements: Sequence[tuple[int, "Judgement"]]) -> "Table":
 
     table = Table(title="tuned, by size", title_justify="left")
     table.add_column("size", justify="right")
-    for _, heading, higher in _COLUMNS:
-        table.add_column(f"{heading} {'↑' if higher else '↓'}", justify="right")
+    for name, heading in _COLUMNS.items():
+        table.add_column(f"{heading} {'↑' if _more_is_better(name) else '↓'}", justify="right")
     for size, judgement in judgements:
         scores = asdict(judgement.methods[0].scores)
-        table.add_row(str(size), *(f"{scores[name]:.{_DIGITS}f}" for name, _, _ in _COLUMNS))
+        table.add_row(str(size), *(f"{scores[name]:.{_DIGITS}f}" for name in _COLUMNS))
     return table
 
 
@@ -115,13 +118,13 @@ def _interval(behind: "Estimate") -> str:
     return f"{behind.low:+.4f} to {behind.high:+.4f}"
 
 
-def _shown(behind: "Estimate", objective: str) -> str:
+def _shown(behind: "Estimate", objective: ObjectiveName) -> str:
     """What a difference shows: nothing, if its interval reaches zero or cannot be given."""
     if behind.samples < FEWEST_TO_TELL:
         return "not known"
     if not behind.excludes_zero:
         return "equal, as far as shown"
-    return "better" if (behind.mean > 0) == _HIGHER_IS_BETTER[objective] else "worse"
+    return "better" if (behind.mean > 0) == _more_is_better(objective) else "worse"
 
 
 def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "ObjectiveName") -> list[str]:

@@ -138,7 +138,15 @@ def test_baselines_have_the_profiles_size_and_window(compare: Callable[..., Fini
     assert {it.bench for it in measured} == {"held-out"}
     for it in measured:
         # Nobody knows how to score such rows, so nothing is generated.
-        assert it.scores.keys() == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+        assert it.scores.keys() == {
+            "cosine",
+            "cosine_padded",
+            "attention_output",
+            "kl",
+            "agreement",
+            "loss",
+            "log_kl",
+        }
         assert it.text is None
     (group,) = finished.json()["groups"]
     ours = next(

@@ -19,7 +19,7 @@ from clusterprof.methods import method_names
 from tests.cli.conftest import QUICK, Finished, Run
 
 LABELS = ["tuned", "paper default", "SnapKV", "SnapKV tuned", "top-k", "StreamingLLM", "full"]
-SCORES = {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+SCORES = {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss", "log_kl"}
 
 
 def only(finished: Finished) -> Any:

@@ -20,7 +20,7 @@ def test_equals_a_naive_trial(method: Method) -> None:
     trial = naive_trial(model, random_prompt(), found.tokens[:-1].tolist(), kept)
     # Otherwise there would be nothing to tell apart.
     assert trial.cosine.std() > 1e-3
-    assert set(scores) == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+    assert set(scores) == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss", "log_kl"}
     for name, score in scores.items():
         assert score == pytest.approx(float(getattr(trial, name).mean()), abs=1e-4)
     by_head = torch.tensor(curves["cosine_by_head"], dtype=torch.float64)

@@ -117,7 +117,8 @@ def test_without_a_score_nothing_is_generated(tmp_path: Path) -> None:
     found = measure(session, task, entering, HeldOutBenchmark(None, 16))
     assert [it.text for it in found.values()] == [None, None]
     assert all(
-        it.scores.keys() == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss"}
+        it.scores.keys()
+        == {"cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss", "log_kl"}
         for it in found.values()
     )
 

@@ -63,6 +63,7 @@ def document() -> Document:
                 "kl": 0.125,
                 "agreement": 0.875,
                 "loss": 0.625,
+                "log_kl": -2.0,
             },
             "baselines": [
                 {
@@ -80,6 +81,7 @@ def document() -> Document:
                         "kl": 0.25,
                         "agreement": 0.75,
                         "loss": 0.75,
+                        "log_kl": -2.0,
                     },
                     "difference": {"value": 0.03, "interval_95": [-0.01, 0.07]},
                 },
@@ -92,6 +94,7 @@ def document() -> Document:
                         "kl": 0.0,
                         "agreement": 1.0,
                         "loss": 0.5,
+                        "log_kl": -2.0,
                     },
                     "difference": None,
                 },

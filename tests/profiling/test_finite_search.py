@@ -38,7 +38,7 @@ class Scripted(Evaluator):
         for compression in compressions:
             self.asked.append(compression.method)
             try:
-                results.append(Scores(self.value(compression.method), 0.2, 0.3, 0.3, 0.4, 0.5))
+                results.append(Scores(self.value(compression.method), 0.2, 0.3, 0.3, 0.4, 0.5, 0.6))
             except CompressionError as error:
                 results.append(error)
         return results

@@ -67,7 +67,7 @@ class Planted(Evaluator):
 
     def scores(self, compression: Compression) -> list[Scores]:
         value = float(self.by_layer(compression).mean()) - 10 * self.misleading(compression)
-        return [Scores(value - d, 0.1, 0.1, 1 - value + d, 0.1, 0.1) for d in (-0.25, 0.25)]
+        return [Scores(value - d, 0.1, 0.1, 1 - value + d, 0.1, 0.1, 0.1) for d in (-0.25, 0.25)]
 
 
 def run(

@@ -64,7 +64,7 @@ class Scripted(Evaluator):
             self.values[point] = self.value(*point)
         self.evaluated.append((i, point))
         value = self.values[point] + self.samples[i]
-        return Scores(value, 0.2, 0.3, value, 0.4, 0.5)
+        return Scores(value, 0.2, 0.3, value, 0.4, 0.5, 0.6)
 
 
 def smooth(num_block: int, theta: float) -> float:
@@ -439,7 +439,7 @@ def test_a_candidate_that_is_better_on_some_samples_is_evaluated_on_all(objectiv
         def one(self, i: int, compression: Compression) -> Scores:
             scores = super().one(i, compression)
             value = scores.cosine * (1 if i % 2 else -1)
-            return Scores(value, 0.2, 0.3, value, 0.4, 0.5)
+            return Scores(value, 0.2, 0.3, value, 0.4, 0.5, 0.6)
 
     study = in_memory(objective)
     run(study, Uneven(smooth, samples=SAMPLES), 20, objective=objective)

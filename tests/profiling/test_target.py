@@ -21,7 +21,7 @@ __all__ = ["loaded"]
 
 
 def scores(values: list[float], objective: ObjectiveName = "agreement") -> list[Scores]:
-    names = ("cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss")
+    names = ("cosine", "cosine_padded", "attention_output", "kl", "agreement", "loss", "log_kl")
     return [Scores(**{**dict.fromkeys(names, 0.5), objective: value}) for value in values]
 
 

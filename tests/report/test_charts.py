@@ -17,7 +17,7 @@ DEFAULT = ClusterAttn(num_block=8, theta=0.002)
 
 
 def prompts(kl: float) -> tuple[Scores, ...]:
-    return tuple(Scores(0.9, 0.7, 0.6, kl + 0.01 * n, 0.8, 1.5) for n in range(5))
+    return tuple(Scores(0.9, 0.7, 0.6, kl + 0.01 * n, 0.8, 1.5, -2.0) for n in range(5))
 
 
 def judged(kl: float, *, rival: bool = True, held_out: bool = True) -> Judgement:

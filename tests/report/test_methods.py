@@ -34,7 +34,7 @@ def result(
     agreement: float = 0.8,
     behind: Estimate | None = None,
 ) -> MethodResult:
-    return MethodResult(label, method, (Scores(cosine, 0.7, 0.6, kl, agreement, 1.5),), behind)
+    return MethodResult(label, method, (Scores(cosine, 0.7, 0.6, kl, agreement, 1.5, -2.0),), behind)
 
 
 TUNED = ClusterAttn(num_block=4, theta=0.003)

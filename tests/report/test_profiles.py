@@ -10,7 +10,9 @@ from clusterprof.profile import Baseline, Compression, Difference, LayerOverride
 from clusterprof.report.profiles import profile_summary, profiles_table
 from tests.profile.examples import profile
 
-METRICS = Metrics(cosine=0.9, cosine_padded=0.8, attention_output=0.85, kl=0.1, agreement=0.7, loss=1.5)
+METRICS = Metrics(
+    cosine=0.9, cosine_padded=0.8, attention_output=0.85, kl=0.1, agreement=0.7, loss=1.5, log_kl=-2.0
+)
 
 
 def carrying(method: MethodConfig, space: dict[str, Any]) -> Profile:
