@@ -34,7 +34,7 @@ def test_ls_json(run: Run, folder: Path, model_folder: Path, dataset_file: Path)
     assert entry["dataset"] == str(dataset_file)
     assert (entry["size"], entry["window"]) == (48, 8)
     assert entry["method"]["name"] == "clusterattn"
-    assert entry["objective"] == "cosine"
+    assert entry["objective"] == "log_kl"
     assert 0 < entry["value"] <= 1
 
 

@@ -40,12 +40,12 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
     assert document["best"] == {
         "method": profile.compression.method.model_dump(),
         "overrides": [],
-        "objective": "cosine",
+        "objective": "log_kl",
         "tuning": profile.results.tuning.value,
         "held_out": None,
     }
     assert document["judged_on"] == "tuning"
-    assert document["methods"][0]["cosine"] == pytest.approx(document["best"]["tuning"])
+    assert document["methods"][0]["log_kl"] == pytest.approx(document["best"]["tuning"])
     assert document["samples"]["held_out"] == 0
     assert document["samples"]["used"] == 3
     assert document["samples"]["fitting"] == 1
@@ -64,7 +64,7 @@ def test_json_lists_every_method_with_its_parameters_and_scores(tuned: Finished)
             assert method["difference"] is None
         else:
             assert method["difference"].keys() == {"mean", "low", "high", "samples"}
-            assert method["difference"]["mean"] == pytest.approx(methods[0]["cosine"] - method["cosine"])
+            assert method["difference"]["mean"] == pytest.approx(methods[0]["log_kl"] - method["log_kl"])
     assert methods[2]["method"] == {
         "name": "snapkv",
         "kernel_size": 5,
@@ -87,7 +87,7 @@ def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, mo
         "Searching snapkv at 48 3/3",
         "3 prompts it was tuned on",
         "No prompt was held out",
-        "best cosine",
+        "best log_kl",
         "paper's default",
         "clusterprof apply --profile",
     ):

@@ -69,7 +69,7 @@ def test_json_has_the_held_out_scores_and_differences(documents: list[Any]) -> N
         assert document["judged_on"] == "held out"
         assert document["best"]["tuning"] == results.tuning.value
         assert document["best"]["held_out"] == results.held_out.value
-        assert document["best"]["held_out"] == pytest.approx(document["methods"][0]["cosine"])
+        assert document["best"]["held_out"] == pytest.approx(document["methods"][0]["log_kl"])
         assert (document["samples"]["used"], document["samples"]["held_out"]) == (6, 5)
         for method, baseline in zip(document["methods"][1:], results.baselines, strict=True):
             if method["label"] == "full":
@@ -91,7 +91,7 @@ def test_the_log_goes_through_the_sizes(finished: Finished, documents: list[Any]
         "Searching snapkv at 48 3/3",
         "Searching clusterattn at 48 3/3",
         "48 tokens kept per head, 5 prompts not tuned on",
-        "cosine, tuned minus other",
+        "log_kl, tuned minus other",
         f"Profile written to {documents[0]['profile']}",
         "Searching clusterattn at 64 3/3",
         "64 tokens kept per head, 5 prompts not tuned on",
@@ -108,7 +108,7 @@ def test_the_log_goes_through_the_sizes(finished: Finished, documents: list[Any]
     for document, row in zip(documents, [row for row in rows if len(row) > 1], strict=True):
         scores = document["methods"][0]
         assert [cell.strip() for cell in row[1:3]] == [
-            str(Profile.load(document["profile"]).compression.size), f"{scores['cosine']:.4f}",
+            str(Profile.load(document["profile"]).compression.size), f"{scores['log_kl']:.4f}",
         ]  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_a_profile_shows_what_is_in_it(run: Run, documents: list[Any]) -> None:
     said = " ".join(run("profiles", "show", documents[0]["profile"]).out.split())
     assert results.held_out is not None
     for score in (results.tuning, results.held_out):
-        assert f"cosine {score.value:.4f} on {score.samples} samples (95 % interval" in said
+        assert f"log_kl {score.value:.4f} on {score.samples} samples (95 % interval" in said
     assert "On the 5 held-out samples, too few to show a difference:" in said
     for method in documents[0]["methods"][1:-1]:
         assert f"{method['difference']['mean']:+.4f}" in said

@@ -28,7 +28,7 @@ from tests.tiny import tiny_llama, tiny_mistral, tiny_tokenizer
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 LENGTHS = (90, 70, 80, 20)
 SETTINGS: dict[str, Any] = {"sizes": (40,), "window": 8, "decode_tokens": 5, "trials": 4, "fraction": 1.0}
-SETTINGS |= {"storage": "sqlite:///:memory:"}
+SETTINGS |= {"storage": "sqlite:///:memory:", "objective": "cosine"}
 
 
 class Listener:

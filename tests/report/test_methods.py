@@ -94,10 +94,10 @@ def test_the_best_of_each_column_stands_out_in_80_columns() -> None:
         space=SPACE,
     )
     rows = rows_of(table)
-    assert bold(rows["tuned"]) == ["0.9500", "0.7000", "0.6000", "0.8000", "1.5000"]
-    assert bold(rows["paper default"]) == ["0.7000", "0.6000", "0.8000", "1.5000"]
-    assert bold(rows["StreamingLLM"]) == ["0.7000", "0.6000", "0.0500", "0.8000", "1.5000"]
-    assert rows["full"] == ["1.0000", "0.7000", "0.6000", "0.0000", "1.0000", "1.5000"]
+    assert bold(rows["tuned"]) == ["-2.0000", "0.8000", "1.5000", "0.9500", "0.6000"]
+    assert bold(rows["paper default"]) == ["-2.0000", "0.8000", "1.5000", "0.6000"]
+    assert bold(rows["StreamingLLM"]) == ["-2.0000", "0.0500", "0.8000", "1.5000", "0.6000"]
+    assert rows["full"] == ["-2.0000", "0.0000", "1.0000", "1.5000", "1.0000", "0.6000"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_sizes_are_rows_of_the_tuned_method() -> None:
     )
     rows = rows_of(table)
     assert list(rows) == ["256", "512"]
-    assert rows["512"] == ["0.9500", "0.7000", "0.6000", "0.1000", "0.8000", "1.5000"]
+    assert rows["512"] == ["-2.0000", "0.1000", "0.8000", "1.5000", "0.9500", "0.6000"]
 
 
 def test_a_gain_on_held_out_prompts_is_told_with_both_points() -> None:

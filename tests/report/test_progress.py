@@ -73,7 +73,7 @@ def test_a_log_has_plain_lines() -> None:
     assert "three\\x1b[2J is left out: out of memory" in lines
     assert any(line.startswith("Capturing 3/3") for line in lines)
     assert "Trial 1 failed: not finite" in lines
-    assert "Searching clusterattn at 64 2/2  best cosine 0.7500 at num_block 4, theta 0.003" in lines
+    assert "Searching clusterattn at 64 2/2  best log_kl 0.7500 at num_block 4, theta 0.003" in lines
 
 
 def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
@@ -82,7 +82,7 @@ def test_a_space_with_fewer_points_than_trials_is_counted_to_its_end() -> None:
     progress.searching(64, "topk", "places", STORAGE, 0, 1)
     only = optuna.trial.create_trial(value=0.5)
     progress.tried([only], only)
-    assert file.getvalue().splitlines()[-1] == "Searching topk at 64 1/1  best cosine 0.5000"
+    assert file.getvalue().splitlines()[-1] == "Searching topk at 64 1/1  best log_kl 0.5000"
 
 
 def test_captures_beyond_the_bound_are_told() -> None:
@@ -200,7 +200,7 @@ def test_a_terminal_has_bars_that_end_with_the_context() -> None:
         assert screen._live_stack
     assert not screen._live_stack
     assert "3/3" in file.getvalue()
-    assert "best cosine 0.7500" in file.getvalue()
+    assert "best log_kl 0.7500" in file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
