@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_the_full_cache_is_its_own_measure(tmp_path: Path) -> None:
         "agreement": 1,
         "length": len(found.text or ""),
     }
-    assert found.scores == {**expected, "loss": pytest.approx(loss)}
+    assert found.scores == {**expected, "loss": pytest.approx(loss), "log_kl": pytest.approx(log(1e-3))}
 
 
 def test_an_answer_that_ends_early_ends_there_in_the_full_run_too(tmp_path: Path) -> None:

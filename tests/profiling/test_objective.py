@@ -22,4 +22,8 @@ def test_scores_are_looked_up_by_the_objectives_name() -> None:
 
 
 def test_what_measures_a_distance_is_minimised() -> None:
-    assert {name for name, direction in DIRECTIONS.items() if direction == "minimize"} == {"kl", "loss", "log_kl"}
+    assert {name for name, direction in DIRECTIONS.items() if direction == "minimize"} == {
+        "kl",
+        "loss",
+        "log_kl",
+    }

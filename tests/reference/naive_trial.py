@@ -33,6 +33,8 @@ class NaiveTrial:
     loss
         (steps,): minus the compressed run's log-probability, in nats, of the full run's most likely
         next token.
+    log_kl
+        (steps,): natural logarithm of the KL and a thousandth of a nat.
     """
 
     cosine: Tensor
@@ -41,6 +43,7 @@ class NaiveTrial:
     kl: Tensor
     agreement: Tensor
     loss: Tensor
+    log_kl: Tensor
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,15 @@ def trial_against(
         padded.append(cosine_padded)
 
     greedy_next = full.log_probs.argmax(-1)
+    kl = (full.log_probs.exp() * (full.log_probs - compressed.log_probs)).sum(-1)
     return NaiveTrial(
         cosine=torch.stack(cosines, dim=-1),
         cosine_padded=torch.stack(padded, dim=-1),
         attention_output=torch.cosine_similarity(full.outputs, compressed.outputs, dim=-1).permute(1, 2, 0),
-        kl=(full.log_probs.exp() * (full.log_probs - compressed.log_probs)).sum(-1),
+        kl=kl,
         agreement=(compressed.log_probs.argmax(-1) == greedy_next).double(),
         loss=-compressed.log_probs.gather(-1, greedy_next[:, None])[:, 0],
+        log_kl=(kl + 1e-3).log(),
     )
 
 
