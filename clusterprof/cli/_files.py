@@ -51,9 +51,11 @@ def plot_file(path: Path | None) -> Path | None:
     # Those of clusterprof.report.plots.
     if path.suffix.lower() not in (".svg", ".png"):
         raise typer.BadParameter(f"{path} must end with .svg or .png.")
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise typer.BadParameter(f"{path} cannot be written; name a file in a folder that can be.")
+    problem = _why_unwritable(path)
+    if problem is None and path.exists() and not os.access(path, os.W_OK):
+        problem = "no permission to write it; name another"
+    if problem is not None:
+        raise typer.BadParameter(f"{path} cannot be written: {problem}.")
     return path
 
 

@@ -244,13 +244,14 @@ def _svg(figure: "Figure") -> str:
 
 
 def save_plot(plot: Plot, path: Path) -> None:
-    """Write a plot with its title to a file whose suffix says the format.
+    """Write a plot with its title to a file whose suffix says the format, creating folders on the way.
 
     Raises
     ------
     OSError
         If the file cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     with drawing(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
         plot.figure.suptitle(plot.title)

@@ -27,7 +27,7 @@ def plot_decode_speed(decodes: Sequence["Decode"], subjects: Sequence["Subject"]
     subjects : sequence of Subject
         The caches, in the order of the legend.
     path : Path
-        Ends with one of `PLOT_SUFFIXES`, which says the format.
+        Ends with one of `PLOT_SUFFIXES`, which says the format; folders are created on the way.
 
     Raises
     ------
@@ -50,6 +50,7 @@ def plot_decode_speed(decodes: Sequence["Decode"], subjects: Sequence["Subject"]
     # A cache for which memory did not suffice is not in every panel.
     lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
     figure.legend(handles=list(lines.values()), loc="outside right upper", fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
