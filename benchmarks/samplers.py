@@ -3,7 +3,7 @@
     python -m benchmarks.samplers [--dataset needle] [--size 128] [--samples 6] [--grid 200] [--seeds 5]
 
 Each sampler searches from the paper's values alone, and from where tuned SnapKV ends (`start`), as `tune` does. Prompts
-have 2,000 tokens, the objective is the divergence of the next token, and a replay is one of one prompt.
+have 2,000 tokens, the objective is the default one, and a replay is one of one prompt.
 """
 
 import argparse
@@ -26,10 +26,11 @@ from clusterprof.profiling.collect import find_capture
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import Scores, mean_scores
 from clusterprof.profiling.search import search
-from clusterprof.profiling.settings import SamplerName
+from clusterprof.profiling.settings import SamplerName, TuneSettings
 from clusterprof.profiling.spaces import Point, SearchSpace, search_space
 
 WINDOW, TOKENS, TRIALS = 32, 2000, 50
+OBJECTIVE = TuneSettings.objective
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "grid")
 
 
@@ -59,16 +60,19 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     evaluator = _evaluator(arguments.dataset, arguments.samples)
     space, snapkv = (
-        search_space(name, evaluator.captures, arguments.size, WINDOW, "kl")
+        search_space(name, evaluator.captures, arguments.size, WINDOW, OBJECTIVE)
         for name in ("clusterattn", "snapkv")
     )
     values = [
-        mean_scores(evaluator.scores(space.compression(point))).kl for point in space.grid(arguments.grid)
+        mean_scores(evaluator.scores(space.compression(point)))[OBJECTIVE]
+        for point in space.grid(arguments.grid)
     ]
     goal = min(values) + 0.01 * (max(values) - min(values))
-    print(f"grid of {len(values)} points: kl {min(values):.4f} to {max(values):.4f}; goal {goal:.4f}")
     print(
-        "| sampler | start | reached it | replays until then, median | kl in the end, mean | replays of 50 trials |"
+        f"grid of {len(values)} points: {OBJECTIVE} {min(values):.4f} to {max(values):.4f}; goal {goal:.4f}"
+    )
+    print(
+        f"| sampler | start | reached it | replays until then, median | {OBJECTIVE} in the end, mean | replays of 50 trials |"
     )
     print("|---|---|---|---|---|---|")
     for sampler in SAMPLERS:
@@ -139,7 +143,7 @@ def _searched(
         evaluator,
         space,
         sampler=sampler,
-        objective="kl",
+        objective=OBJECTIVE,
         trials=TRIALS,
         timeout=None,
         seed=seed,
