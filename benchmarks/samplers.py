@@ -72,7 +72,8 @@ def main() -> None:
         f"grid of {len(values)} points: {OBJECTIVE} {min(values):.4f} to {max(values):.4f}; goal {goal:.4f}"
     )
     print(
-        f"| sampler | start | reached it | replays until then, median | {OBJECTIVE} in the end, mean | replays of 50 trials |"
+        f"| sampler | start | reached it | replays until then, median | {OBJECTIVE} in the end, mean "
+        f"| replays of {TRIALS} trials |"
     )
     print("|---|---|---|---|---|---|")
     for sampler in SAMPLERS:
