@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof import Profile
 from tests.cli.conftest import Run
 
 
@@ -35,7 +36,7 @@ def test_ls_json(run: Run, folder: Path, model_folder: Path, dataset_file: Path)
     assert (entry["size"], entry["window"]) == (48, 8)
     assert entry["method"]["name"] == "clusterattn"
     assert entry["objective"] == "log_kl"
-    assert 0 < entry["value"] <= 1
+    assert entry["value"] == Profile.load(Path(entry["profile"])).results.judged.value
 
 
 def test_ls_of_nothing_says_so(run: Run) -> None:
