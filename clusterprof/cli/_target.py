@@ -51,8 +51,8 @@ class TargetOptions:
             parser=_target,
             metavar="NAME=VALUE",
             help="Look for the smallest size that held-out prompts show to be good enough: any --objective and its "
-            "least value (kl and loss: largest), such as agreement=0.95 or kl=0.05. Sizes are tuned from the largest "
-            "down to the first that fails; exit code 3 if none is good enough.",
+            "least value (log_kl, kl and loss: largest), such as agreement=0.95 or kl=0.05. Sizes are tuned from the "
+            "largest down to the first that fails; exit code 3 if none is good enough.",
             rich_help_panel=_PANEL,
         ),
     ] = None
