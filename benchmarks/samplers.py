@@ -150,6 +150,7 @@ def _searched(
         seed=seed,
         start=start,
         on_round=lambda trials: counts.extend([len(evaluator.asked)] * len(trials)),
+        on_interrupt=lambda: None,
     )
     return study
 

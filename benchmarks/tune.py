@@ -68,6 +68,9 @@ class Clock:
     def tried(self, trials: "Sequence[FrozenTrial]", best: "FrozenTrial | None") -> None:
         """Nothing begins."""
 
+    def interrupting(self) -> None:
+        """Nothing begins."""
+
     def searching_per_layer(self, steps: int) -> None:
         """Nothing begins: it is not asked for."""
 

@@ -26,7 +26,7 @@ def list_profiles(
     """List the profiles in a folder."""
     from clusterprof.profile import Profile
     from clusterprof.report.console import message_console, result_console, say
-    from clusterprof.report.profiles import profiles_table
+    from clusterprof.report.profiles import profile_lines
     from clusterprof.text import one_line
 
     where = folder or Path("profiles")
@@ -41,10 +41,16 @@ def list_profiles(
             found[path] = Profile.load(path)
         except ProfileError as error:
             say(message_console(), f"left out: {error}", style="yellow")
+    # Sizes as numbers, not as names of files.
+    found = dict(
+        sorted(found.items(), key=lambda it: (it[0].parent, it[1].dataset.name, it[1].compression.size))
+    )
     if as_json:
         print_json([_entry(path, profile) for path, profile in found.items()])
     elif found:
-        result_console().print(profiles_table(found))
+        for path, profile in found.items():
+            for line in profile_lines(path, profile):
+                say(result_console(), line)
     else:
         say(
             message_console(),

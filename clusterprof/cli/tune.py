@@ -16,7 +16,7 @@ from clusterprof.cli._model import ModelChoice
 from clusterprof.cli._shell import FAILED, UNMET, print_json
 from clusterprof.cli._target import TargetOptions
 from clusterprof.cli._tuned import conclude, document, draw, size_of, tests_of
-from clusterprof.errors import ClusterprofError
+from clusterprof.errors import ClusterprofError, ProfileError
 from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from clusterprof.data import Dataset
+    from clusterprof.profile import Profile
     from clusterprof.profiling.settings import TuneSettings
     from clusterprof.profiling.tune import TuneResult
     from clusterprof.report.progress import TuneProgress
@@ -136,6 +137,7 @@ def tune(
         paths = {size: output / path.name if len(sizes) > 1 else output for size, path in paths.items()}
     for path in paths.values():
         check_writable(path)
+        _profile_at(path)
         # Written last, it would take the profile's place.
         if plot is not None and plot.resolve() == path.resolve():
             raise typer.BadParameter(
@@ -185,9 +187,10 @@ def _tune(
             # Before the profile is written, so that a full disk does not take the numbers along.
             _report(result, settings, console)
             path = paths[size_of(result)]
+            before = _profile_at(path)
             result.profile.save(path)
             results.append(result)
-            _say_written(path, settings, console)
+            _say_written(path, before, result.profile, console)
             if not as_json:
                 typer.echo(path)
     except KeyboardInterrupt:
@@ -213,11 +216,34 @@ def _tune(
     return UNMET if settings.target and smallest_met(tests_of(results)) is None else 0
 
 
-def _say_written(path: Path, settings: "TuneSettings", console: "Console") -> None:
-    from clusterprof.report.console import say
+def _profile_at(path: Path) -> "Profile | None":
+    """The profile that a new one replaces; anything else is not replaced."""
+    from clusterprof.profile import Profile
 
+    if not path.exists():
+        return None
+    try:
+        return Profile.load(path)
+    except ProfileError as error:
+        raise ClusterprofError(
+            f"{path} is there and is no profile that this release can read, so it is not replaced; name another file "
+            "with --output, or move it away."
+        ) from error
+
+
+def _say_written(path: Path, before: "Profile | None", profile: "Profile", console: "Console") -> None:
+    from clusterprof.report.console import say
+    from clusterprof.report.profiles import outcome
+
+    # Of the same study it is the same search, gone on with.
+    if before is not None and before.search.study != profile.search.study:
+        say(
+            console,
+            f"{path} held the result of another search ({outcome(before)}); it is replaced",
+            style="yellow",
+        )
     say(console, f"Profile written to {path}; try it with")
-    question = " --question TEXT" if settings.window == "query" else ""
+    question = " --question TEXT" if profile.compression.window == "query" else ""
     trial = f"apply --profile {shlex.quote(str(path))} --prompt-file PROMPT.txt{question} --compare"
     say(console, f"  clusterprof {trial}")
 

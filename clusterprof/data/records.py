@@ -51,6 +51,11 @@ def row_from_record(record: Mapping[str, Any], where: str) -> Row:
     elif "prompt" in given:
         messages = (Message("user", text_field(given, "prompt", where)),)
     elif "context" in given or "question" in given:
+        if "question" not in given and "input" in record:
+            raise DataError(
+                f"{where}: field 'question' is missing; of LongBench's own files, name the task and the folder "
+                "(--dataset qasper --data-dir FOLDER)."
+            )
         context = text_field(given, "context", where)
         question = text_field(given, "question", where)
         content = f"{context}\n\n{question}" if context else question

@@ -10,6 +10,7 @@ from clusterprof.evaluation import fit, hit_rate
 from clusterprof.evaluation.run import Measured
 from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
+from clusterprof.profiling.objective import VERSION as SCORES_VERSION
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
@@ -59,7 +60,12 @@ class FitBenchmark:
     """How close each entrant's attention and next tokens stay to the full run's (Figures 6, 12, 13, Table 12)."""
 
     name: str
-    settings: Mapping[str, Any]
+    decode_tokens: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How long an answer may be, and which scores there are."""
+        return {"decode_tokens": self.decode_tokens, "scores": SCORES_VERSION}
 
     def measures(self, task: Task, entrant: Entrant) -> bool:
         """Those that evict something of the prompt; the rest are the full run."""

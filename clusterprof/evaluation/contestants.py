@@ -79,9 +79,14 @@ def contestants(names: Sequence[str]) -> list[Contestant]:
     ProfileError
         If a profile cannot be read.
     """
+    paths = {name: Path(name) for name in names if "/" in name or name.endswith(".json")}
+    stems = [path.stem for path in paths.values()]
     found = [Contestant(FULL, "nothing is evicted", None)]
     found += [
-        _profiled(Path(name)) if "/" in name or name.endswith(".json") else _named(name)
+        # Files in different folders may be called the same.
+        _profiled(paths[name], with_folder=stems.count(paths[name].stem) > 1)
+        if name in paths
+        else _named(name)
         for name in names
         if name != FULL
     ]
@@ -155,11 +160,12 @@ def tuned_on(entering: Iterable[Entrant], tasks: Sequence[Task]) -> list[str]:
     return sentences
 
 
-def _profiled(path: Path) -> Contestant:
+def _profiled(path: Path, *, with_folder: bool) -> Contestant:
     profile = Profile.load(path)
     compression = profile.compression
+    name = f"{path.absolute().parent.name}/{path.stem}" if with_folder else path.stem
     return Contestant(
-        f"{compression.method.name} ({one_line(path.stem, _SHOWN)})",
+        f"{compression.method.name} ({one_line(name, _SHOWN)})",
         f"profile {one_line(path.name, _SHOWN)}, tuned on {one_line(profile.dataset.name, _SHOWN)}",
         lambda size: compression.method,
         window=compression.window,

@@ -17,6 +17,7 @@ from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.profiling.capture import end_tokens
 from clusterprof.profiling.objective import NEGLIGIBLE_KL
+from clusterprof.profiling.objective import VERSION as SCORES_VERSION
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
@@ -41,8 +42,8 @@ class HeldOutBenchmark:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """How long an answer may be, and which are scored."""
-        return {"decode_tokens": self.decode_tokens, "scored": "whole answers"}
+        """How long an answer may be, which are scored, and what else is measured."""
+        return {"decode_tokens": self.decode_tokens, "scored": "whole answers", "scores": SCORES_VERSION}
 
     def is_scored(self, task: Task) -> bool:
         """Whether answers to a task are scored: not if they may be cut that the row's own protocol would not cut."""

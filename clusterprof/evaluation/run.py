@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clusterprof.errors import spares_the_run
+from clusterprof.errors import CompressionError, spares_the_run
 from clusterprof.evaluation.contestants import FULL
 from clusterprof.evaluation.records import Record, RunFile, record_key
-from clusterprof.evaluation.tasks import Entrant, Task
+from clusterprof.evaluation.tasks import Entrant, Task, window_of
 from clusterprof.models import describe_model
 from clusterprof.profiling.capture import end_tokens
 from clusterprof.profiling.record import environment_record
@@ -66,7 +66,7 @@ class EvaluationListener(Protocol):
         """A result is written."""
 
     def left_out(self, task: Task, reason: str) -> None:
-        """A task could not be measured."""
+        """A task could not be measured, or not for all who enter."""
 
 
 def evaluate(
@@ -97,6 +97,10 @@ def evaluate(
     listener.begin(len(tasks), len(keys), sum(key in run.records for key in keys))
     for task, asked, chosen in planned:
         missing = {it: key for key, it in chosen.items() if key not in run.records}
+        without_room = _without_room(task, missing)
+        for reason in dict.fromkeys(without_room.values()):
+            listener.left_out(task, reason)
+        missing = {it: key for it, key in missing.items() if it not in without_room}
         if not missing:
             continue
         listener.measuring(task, len(missing))
@@ -110,6 +114,18 @@ def evaluate(
                 raise
             listener.left_out(task, str(error))
     return [run.records[key] for key in keys if key in run.records]
+
+
+def _without_room(task: Task, entering: Iterable[Entrant]) -> dict[Entrant, str]:
+    """Those whose observation window, the prompt's question, does not fit in their size, and why: others go on."""
+    found = {}
+    for entrant in entering:
+        if entrant.compression is not None and entrant.evicts(task.prompt):
+            try:
+                window_of(entrant.compression, task.prompt)
+            except CompressionError as error:
+                found[entrant] = str(error)
+    return found
 
 
 def _key(asked: str, entrant: Entrant) -> str:

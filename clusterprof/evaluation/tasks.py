@@ -120,12 +120,12 @@ def window_of(compression: Compression, prompt: Prompt) -> int:
     if window is None:
         raise DataError(
             f"The window is the prompt's question, and which tokens of prompt {prompt.id!r} are its question is not "
-            "known; use --window N."
+            "known; give rows with 'context' and 'question', or a window of N tokens."
         )
     if window >= compression.size:
         raise CompressionError(
-            f"The question has {window} tokens and is the observation window, which must be shorter than the size of "
-            f"{compression.size}."
+            f"The question has {window} tokens and is the observation window, which leaves nothing of size "
+            f"{compression.size} for the rest of the prompt."
         )
     return window
 

@@ -1,6 +1,7 @@
 """The kinds of values a profile may hold, each with its range."""
 
 import json
+import re
 from datetime import datetime
 from typing import Annotated, Literal, TypeVar
 
@@ -33,8 +34,16 @@ Value = Annotated[float, Field(ge=-1e6, le=1e6)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 # These are shown in a terminal as they are: no control characters, line breaks or changes of direction.
-_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
-Line = Annotated[str, StringConstraints(max_length=1000, pattern=_PRINTABLE)]
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def _printable(text: str) -> str:
+    if _UNPRINTABLE.search(text):
+        raise ValueError("it must have no control characters or line breaks, and be valid text")
+    return text
+
+
+Line = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_printable)]
 Label = Annotated[Line, StringConstraints(min_length=1)]
 SampleId = Annotated[Line, StringConstraints(min_length=1, max_length=200)]
 Name = SampleId

@@ -102,7 +102,8 @@ def write(document: BaseModel, path: Path) -> None:
 
 def _invalid(shown: str, problem: str) -> ProfileError:
     return ProfileError(
-        f"The profile {shown} is not valid: {problem}; correct it, or tune again with this release."
+        f"The profile {shown} is not valid: {problem}; correct it, tune again with this release, or install the one "
+        "that wrote it."
     )
 
 

@@ -8,8 +8,13 @@ from types import FrameType
 
 
 @contextmanager
-def held_back_interrupt() -> Iterator[Callable[[], None]]:
+def held_back_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Hold back the first Ctrl-C until the caller asks for it or the context ends; a second one comes at once.
+
+    Parameters
+    ----------
+    on_interrupt : callable
+        Called when it comes, to tell people that it was heard.
 
     Yields
     ------
@@ -27,6 +32,7 @@ def held_back_interrupt() -> Iterator[Callable[[], None]]:
         nonlocal came
         came = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        on_interrupt()
 
     def check() -> None:
         if came:

@@ -45,6 +45,7 @@ def search_per_layer(
     *,
     objective: ObjectiveName,
     on_step: Callable[[], None],
+    on_interrupt: Callable[[], None],
 ) -> PerLayer:
     """Give one group of layers after the other the values with which the objective is best.
 
@@ -62,6 +63,8 @@ def search_per_layer(
         All that were tried, each the same in all layers.
     on_step : callable
         Called at most :func:`most_steps` times, as the search advances.
+    on_interrupt : callable
+        Called when Ctrl-C comes.
 
     Raises
     ------
@@ -70,7 +73,7 @@ def search_per_layer(
     """
     before = evaluator.replays
     layers = list(evaluator.captures[0].layers)
-    with held_back_interrupt() as check_interrupt:
+    with held_back_interrupt(on_interrupt) as check_interrupt:
 
         def step() -> None:
             on_step()

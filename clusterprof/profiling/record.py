@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
+from pydantic import ValidationError
 
 import clusterprof
 from clusterprof.data import Dataset
+from clusterprof.errors import DataError
 from clusterprof.profile import (
     Baseline,
     DatasetRecord,
@@ -20,6 +22,7 @@ from clusterprof.profile import (
     Metrics,
     Results,
     Score,
+    first_problem,
 )
 from clusterprof.profiling.judge import Judgement
 from clusterprof.profiling.objective import ObjectiveName, Scores
@@ -72,21 +75,32 @@ def _interval(estimate: Estimate) -> tuple[float, float] | None:
 def dataset_record(
     dataset: Dataset, samples: Samples, *, size: int, seed: int, tokens: int | None
 ) -> DatasetRecord:
-    """Which rows of which data were drawn, and what became of their prompts."""
-    return DatasetRecord(
-        name=dataset.name,
-        source=dataset.source,
-        split=dataset.split or None,
-        fraction=len(samples.tuning) / len(dataset.rows),
-        seed=seed,
-        rows=len(dataset.rows),
-        sampled_ids=tuple(prompt.id for prompt in samples.tuning),
-        held_out_ids=tuple(prompt.id for prompt in samples.held_out),
-        content_hash=dataset.content_hash,
-        prompts_cut=sum(prompt.tokens_cut > 0 for prompt in samples.tuning),
-        prompts_fitting=sum(len(prompt.input_ids) <= size for prompt in samples.tuning),
-        tokens=tokens,
-    )
+    """Which rows of which data were drawn, and what became of their prompts.
+
+    Raises
+    ------
+    DataError
+        If a profile cannot hold it, such as a name with a line break.
+    """
+    try:
+        return DatasetRecord(
+            name=dataset.name,
+            source=dataset.source,
+            split=dataset.split or None,
+            fraction=len(samples.tuning) / len(dataset.rows),
+            seed=seed,
+            rows=len(dataset.rows),
+            sampled_ids=tuple(prompt.id for prompt in samples.tuning),
+            held_out_ids=tuple(prompt.id for prompt in samples.held_out),
+            content_hash=dataset.content_hash,
+            prompts_cut=sum(prompt.tokens_cut > 0 for prompt in samples.tuning),
+            prompts_fitting=sum(len(prompt.input_ids) <= size for prompt in samples.tuning),
+            tokens=tokens,
+        )
+    except ValidationError as error:
+        raise DataError(
+            f"A profile could not say what it was tuned on: {first_problem(error)}; rename it, or shorten it."
+        ) from error
 
 
 def environment_record(model: "PreTrainedModel") -> Environment:

@@ -99,6 +99,7 @@ def search(
     timeout: float | None,
     seed: int,
     on_round: Callable[[Sequence[FrozenTrial]], None],
+    on_interrupt: Callable[[], None],
     start: Point | None = None,
 ) -> None:
     """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
@@ -118,6 +119,8 @@ def search(
         Seconds after which no new round starts.
     on_round : callable
         Called after each round with its trials, finished or failed.
+    on_interrupt : callable
+        Called when Ctrl-C comes.
     """
     points = points_to_try(space, sampler, trials, start)
     for point in (space.first, start):
@@ -127,7 +130,7 @@ def search(
     study.sampler = choice
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failures: list[Exception] = []
-    with held_back_interrupt() as check_interrupt:
+    with held_back_interrupt(on_interrupt) as check_interrupt:
         while time.monotonic() < deadline:
             candidates: list[_Candidate] = []
             while len(candidates) < min(_ROUND, trials - len(finished(study))) and choice.has_more(study):

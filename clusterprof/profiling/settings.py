@@ -98,6 +98,9 @@ class TuneListener(Protocol):
     def tried(self, trials: "Sequence[FrozenTrial]", best: "FrozenTrial | None") -> None:
         """Trials that were evaluated together ended."""
 
+    def interrupting(self) -> None:
+        """Ctrl-C came in a search, which ends when what is under way is done."""
+
     def searching_per_layer(self, steps: int) -> None:
         """The search for other values in groups of layers starts; it takes so many steps at most."""
 

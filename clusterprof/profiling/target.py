@@ -18,7 +18,8 @@ RANGES: dict[ObjectiveName, tuple[float, float]] = {
     "kl": (0, math.inf),
     "agreement": (0, 1),
     "loss": (0, math.inf),
-    "log_kl": (math.log(NEGLIGIBLE_KL), math.inf),
+    # The full cache's own, as tables show it.
+    "log_kl": (round(math.log(NEGLIGIBLE_KL), 4), math.inf),
 }
 # Least and largest share of prompts: a smaller one is shown by a single prompt, a larger one takes over 30,000.
 SHARES = (0.01, 0.9999)
@@ -86,7 +87,7 @@ class Target:
         low, high = RANGES[self.objective]
         # Written this way round, NaN is out of range too.
         if not (low <= self.value <= high and math.isfinite(self.value)):
-            allowed = f"at least {low:g}" if high == math.inf else f"in the range {low:g}<=x<={high:g}"
+            allowed = f"at least {low}" if high == math.inf else f"in the range {low:g}<=x<={high:g}"
             raise ClusterprofError(
                 f"A target of {self.value} for {self.objective} cannot be; it must be {allowed}."
             )

@@ -113,7 +113,6 @@ def tune(
     # And a model that cannot be compressed.
     plain_layers(decoder_of(model).config)
     samples = draw_samples(model, tokenizer, dataset, settings)
-    listener.prepared(samples)
     # Built before the work, so that what a profile cannot hold is refused before it.
     identity = ModelIdentity.of(model, tokenizer)
     records = {
@@ -121,6 +120,7 @@ def tune(
         # A fixed sequence of tests, see Target: from the easiest down.
         for size in sorted(set(settings.sizes), reverse=settings.target is not None)
     }
+    listener.prepared(samples)
     tuner = _Tuner(model, tokenizer, dataset, settings, identity, cache_dir, listener)
     yield from tuner.run(samples.longer_than(min(settings.sizes)), records)
 
@@ -270,6 +270,7 @@ class _Tuner:
                 points,
                 objective=self.settings.objective,
                 on_step=self.listener.tried_per_layer,
+                on_interrupt=self.listener.interrupting,
             )
         except KeyboardInterrupt:
             return None, True
@@ -315,6 +316,7 @@ class _Tuner:
                 on_round=lambda tried: self.listener.tried(
                     tried, study.best_trial if finished(study) else None
                 ),
+                on_interrupt=self.listener.interrupting,
             )
         except KeyboardInterrupt:
             interrupted = True

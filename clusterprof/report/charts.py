@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _HEIGHT = 3.4
 _MOST_PANELS = 3
-# Of the distance between two places, within which intervals stand side by side so that all can be seen.
-_SPREAD = 0.3
+# Of the distance between two places: how far lines stand apart, so that all can be seen.
+_STEP = 0.04
 # Inches per method of a category, and between categories.
 _DOT, _GAP, _EXTRA = 0.13, 0.16, 0.9
 # What a mean becomes before it is drawn, such as a perplexity.
@@ -175,14 +175,14 @@ def _lines(
     methods = list(dict.fromkeys(row.cell.method for row in rows))
     for number, method in enumerate(methods):
         own = [row for row in rows if row.cell.method == method]
-        places = [values.index(at(row)) for row in own]
+        # Side by side, so that neither points nor intervals hide one another.
+        offset = (number - (len(methods) - 1) / 2) * _STEP
+        places = [values.index(at(row)) + offset for row in own]
         look = looks[method]
         panel.plot(places, [row.mean.mean for row in own], label=shown(method), **look.look)
-        # Side by side, so that intervals do not hide one another; what they belong to stays in its place.
-        offset = (number / max(1, len(methods) - 1) - 0.5) * _SPREAD if len(methods) > 1 else 0.0
         for place, mean in zip(places, (row.mean for row in own), strict=True):
             if mean.low is not None and mean.high is not None:
-                panel.vlines(place + offset, mean.low, mean.high, color=look.colour, linewidth=0.8)
+                panel.vlines(place, mean.low, mean.high, color=look.colour, linewidth=0.8)
     panel.set_xticks(range(len(values)), [tick_text(value) for value in values])
     panel.set_xlim(-0.5, len(values) - 0.5)
     panel.grid(visible=True)

@@ -45,6 +45,11 @@ def comparison_sheet(
         return Entry(f"{row.mean.samples:,}"), mean, *differences
 
     notes = [note, *_uneven(records, metric), *_special(records)]
+    full = [row.mean.mean for row in rows if row.cell.method == FULL]
+    if full and not any(full) and not spec.lower_is_better:
+        notes.append(
+            "The full cache has 0: the model itself cannot do this, so nothing shows about the methods."
+        )
     if any(method for method, _ in winners):
         notes.append("Bold: better than every other method at that size, by paired intervals that exclude 0.")
     return Sheet(

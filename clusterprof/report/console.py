@@ -4,6 +4,8 @@ import os
 
 from rich.console import Console
 
+from clusterprof.text import one_line
+
 # Logs are wider than the 80 columns that rich assumes where there is no terminal.
 _LOG_WIDTH = 120
 
@@ -26,5 +28,5 @@ def _console(*, stderr: bool) -> Console:
 
 
 def say(console: Console, sentence: str, style: str | None = None) -> None:
-    """Print a sentence on one line, however long; the terminal wraps it where it must."""
-    console.print(sentence, style=style, soft_wrap=True)
+    """Print a sentence on one line, however long; the terminal wraps it where it must, and obeys nothing in it."""
+    console.print(one_line(sentence), style=style, soft_wrap=True)

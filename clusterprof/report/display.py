@@ -31,15 +31,21 @@ class _Bars:
     def __init__(self, console: "Console") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
+        from rich.table import Column
+
+        def whole() -> Column:
+            return Column(no_wrap=True, overflow="ignore")
 
         self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
+            SpinnerColumn(table_column=whole()),
+            TextColumn("{task.description}", markup=False, table_column=whole()),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            Elapsed(),
-            TextColumn("{task.fields[note]}", markup=False),
+            MofNCompleteColumn(table_column=whole()),
+            Elapsed(table_column=whole()),
+            # What there is no room for is cut here.
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
             console=console,
+            expand=True,
         )
         self._task: TaskID | None = None
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 from math import exp
 from typing import TYPE_CHECKING
 
-from clusterprof.evaluation.groups import ABLATION, VARIED, comparable, differing, label_of, ordered
+from clusterprof.evaluation.contestants import FULL
+from clusterprof.evaluation.groups import (
+    ABLATION,
+    VARIED,
+    comparable,
+    differing,
+    label_of,
+    ordered,
+    references,
+)
 from clusterprof.report.comparisons import comparison_sheet, label_sheet, matrix_sheet, scores_sheet
 from clusterprof.report.numbers import counted
 from clusterprof.report.sheets import rich_tables
@@ -118,22 +127,27 @@ def _hit_rate(records: Sequence[Record]) -> list[Sheet]:
 
 
 def _fit(records: Sequence[Record]) -> list[Sheet]:
-    metrics = ("kl", "agreement", "cosine", "cosine_padded", "loss")
+    metrics = ("log_kl", "kl", "agreement", "cosine", "cosine_padded", "attention_output", "loss")
     title = "How close attention and next tokens stay to the full cache's"
     return [
         scores_sheet(records, metrics, (), title),
-        comparison_sheet(records, "kl", against=("clusterattn", "snapkv")),
+        comparison_sheet(records, "log_kl", against=("clusterattn", "snapkv")),
     ]
+
+
+# What a tune goes by unless told otherwise, and what is easily read.
+_AGAINST_FULL = ("log_kl", "kl", "agreement")
 
 
 def _held_out(records: Sequence[Record]) -> list[Sheet]:
     answered = [name for name in ("accuracy", "score") if any(name in record.scores for record in records)]
+    # What the full cache has is what these are measured from.
+    against = ["clusterattn", *(it for it in references(records) if it != FULL)]
     title = "On samples that no profile was tuned on"
     return [
         *(comparison_sheet(records, name) for name in answered),
-        comparison_sheet(records, "kl", against=("clusterattn", "snapkv")),
-        comparison_sheet(records, "agreement", against=("clusterattn", "snapkv")),
-        scores_sheet(records, ("cosine", "cosine_padded", "loss"), (), title),
+        *(comparison_sheet(records, name, against=against) for name in _AGAINST_FULL),
+        scores_sheet(records, ("cosine", "cosine_padded", "attention_output", "loss"), (), title),
     ]
 
 

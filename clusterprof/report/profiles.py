@@ -13,7 +13,6 @@ from clusterprof.report.numbers import (
     window_text,
 )
 from clusterprof.statistics import FEWEST_TO_TELL
-from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -23,26 +22,17 @@ if TYPE_CHECKING:
     from clusterprof.profile import Difference, LayerOverride, Metrics, Profile, Range, Results, Score
 
 
-def profiles_table(profiles: Mapping[Path, "Profile"]) -> "Table":
-    """Return one row per profile: what it is for and what it holds."""
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("profile", "model", "dataset", "size", "window", "method", "objective"):
-        table.add_column(heading, overflow="fold")
-    for path, profile in profiles.items():
-        judged = profile.results.judged
-        which = "held out" if profile.results.held_out else "tuning"
-        table.add_row(
-            one_line(str(path)),
-            _short(profile.model.id),
-            _short(profile.dataset.name),
-            str(profile.compression.size),
-            "question" if profile.compression.window == "query" else str(profile.compression.window),
-            _method_text(profile.compression.method, profile.compression.overrides),
-            f"{judged.objective} {judged.value:.4f}\n({which})",
-        )
-    return table
+def profile_lines(path: Path, profile: "Profile") -> list[str]:
+    """Return a profile's file, what it is for and what it holds, a line each; the file's can be copied."""
+    window = (
+        "the question" if profile.compression.window == "query" else f"{profile.compression.window} tokens"
+    )
+    return [
+        str(path),
+        f"  {_short(profile.dataset.name)} on {_short(profile.model.id)}, {profile.compression.size:,} tokens per "
+        f"head, window {window}",
+        f"  {outcome(profile)}",
+    ]
 
 
 def _short(name: str) -> str:
@@ -63,6 +53,16 @@ def _space_text(space: "Mapping[str, Range]") -> str:
         numbers = isinstance(values[0], int | float)
         parts.append(f"{name} {(' to ' if numbers else ' or ').join(map(str, values))}")
     return ", ".join(parts) or "no parameters"
+
+
+def outcome(profile: "Profile") -> str:
+    """What a profile's tune found, in a line: the values, what they are worth, and since when."""
+    judged = profile.results.judged
+    which = "held-out" if profile.results.held_out else "tuning"
+    return (
+        f"{_method_text(profile.compression.method, profile.compression.overrides)}; {judged.objective} "
+        f"{judged.value:.4f} on {counted(judged.samples, f'{which} sample')}; {profile.environment.created:%Y-%m-%d}"
+    )
 
 
 def profile_summary(profile: "Profile") -> "Group":

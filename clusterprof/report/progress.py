@@ -138,6 +138,14 @@ class TuneProgress:
             notes.append(f"best {self._settings.objective} {best.value:.4f}{point}")
         self._display.update(done, ", ".join(notes))
 
+    def interrupting(self) -> None:
+        """Say that Ctrl-C was heard."""
+        say(
+            self._console,
+            "Interrupted: what is under way is finished first; Ctrl-C again drops it.",
+            style="yellow",
+        )
+
     def searching_per_layer(self, steps: int) -> None:
         """Start counting the steps of the search per layer."""
         self._steps = 0

@@ -791,7 +791,7 @@ def test_a_question_that_is_not_known_cannot_be_the_window(
         "eval", "samples", "--dataset", dataset_file, "--model", model_folder, *SMALL, "--window", "query"
     )
     assert finished.code == 1
-    assert re.search(r"are its question is not known; use --window N\.$", finished.err.splitlines()[-1])
+    assert re.search(r"are its question is not known; give rows with", finished.err.splitlines()[-1])
 
 
 def test_a_file_that_another_process_adds_to_is_left_to_it(needle: Callable[..., Finished]) -> None:

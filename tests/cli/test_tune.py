@@ -387,3 +387,32 @@ def test_a_profile_that_cannot_be_written_in_the_end_does_not_take_the_table_alo
     assert "paper default" in finished.err
     assert "No space left on device" in finished.err.splitlines()[-1]
     assert not list(Path().rglob("*.json"))
+
+
+def test_only_profiles_are_replaced_and_of_another_search_it_is_said(
+    run: Run, model_folder: Path, dataset_file: Path
+) -> None:
+    command = ["tune", "--dataset", dataset_file, "--model", model_folder, *QUICK]
+    rows = dataset_file.read_bytes()
+    refused = run(*command, "-o", dataset_file)
+    assert (refused.code, refused.out) == (1, "")
+    assert "is no profile that this release can read, so it is not replaced" in refused.err
+    assert "Capturing" not in refused.err
+    assert dataset_file.read_bytes() == rows
+    first, again = run(*command, "-o", "p.json"), run(*command, "-o", "p.json")
+    assert "another search" not in first.err + again.err
+    other = run(*command, "-o", "p.json", "--objective", "cosine")
+    assert "p.json held the result of another search (clusterattn: num_block" in other.err
+    assert Profile.load("p.json").search.objective == "cosine"
+
+
+def test_a_name_that_no_profile_can_hold_is_refused_before_the_work(
+    run: Run, model_folder: Path, dataset_file: Path
+) -> None:
+    path = dataset_file.rename(dataset_file.with_name("bell\x07.jsonl"))
+    finished = run("tune", "--dataset", path, "--model", model_folder, *QUICK)
+    path.rename(dataset_file)
+    assert (finished.code, finished.out) == (1, "")
+    assert "must have no control characters" in finished.err
+    assert "Capturing" not in finished.err
+    assert "--debug" not in finished.err

@@ -105,6 +105,7 @@ def test_optional_fields() -> None:
         ({"prompt": " \n"}, "the prompt is blank"),
         ({"prompt": "a\ud800"}, "field 'prompt' holds half a surrogate pair at character 1"),
         ({"context": "c"}, "field 'question' is missing"),
+        ({"context": "c", "input": "q"}, "of LongBench's own files, name the task and the folder"),
         ({"question": "q"}, "field 'context' is missing"),
         ({"context": 1, "question": "q"}, "field 'context' is the number 1"),
         ({"context": "", "question": ""}, "the prompt is blank"),

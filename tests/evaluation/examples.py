@@ -212,6 +212,7 @@ def _fit(quality: float, rng: Random) -> dict[str, Any]:
     return {
         "scores": {
             "cosine": sum(map(sum, heads)) / (LAYERS * HEADS),
+            "log_kl": -6 * quality + rng.gauss(0, 0.1),
             "kl": max(0.0, 1 - quality + rng.gauss(0, 0.02)),
             "agreement": min(1.0, max(0.0, quality + rng.gauss(0, 0.02))),
         },

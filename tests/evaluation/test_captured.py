@@ -21,7 +21,7 @@ from tests.evaluation.engine import WINDOW, make_entrants, make_tasks, open_sess
 from tests.tiny import tiny_gemma3, tiny_llama
 
 STEPS = 6
-FIT = FitBenchmark("fit", {})
+FIT = FitBenchmark("fit", 8)
 
 
 @pytest.fixture

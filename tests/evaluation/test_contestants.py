@@ -154,3 +154,13 @@ def test_a_profile_that_comes_twice_is_refused(tmp_path: Path) -> None:
 def test_a_profile_that_cannot_be_read_is_named(name: str) -> None:
     with pytest.raises(ProfileError, match=f"no profile {name}"):
         contestants([name])
+
+
+def test_profiles_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    paths = [str(saved(tmp_path / name)) for name in ("one/mine.json", "two/mine.json", "other.json")]
+    labels = [it.label for it in contestants(paths)[1:]]
+    assert labels == ["clusterattn (one/mine)", "clusterattn (two/mine)", "clusterattn (other)"]
+    with pytest.raises(ClusterprofError, match="takes part twice"):
+        contestants([paths[0], paths[0]])

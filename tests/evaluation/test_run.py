@@ -371,3 +371,16 @@ def test_a_result_that_cannot_be_written_is_not_told_as_measured(
     assert heard.dropped == []
     records, _ = measure(session, tasks, path)
     assert cells(records) == ALL
+
+
+def test_a_question_that_leaves_no_room_at_a_size_is_left_out_there_alone(
+    session: Session, tmp_path: Path
+) -> None:
+    tasks = make_tasks(session, [row(90, "where is the lake by the bay?")])
+    entering = entrants(contestants(["topk"]), [24, 48], "query")
+    heard = Heard()
+    records, _ = measure(session, tasks, tmp_path / "run.jsonl", entering, heard=heard)
+    assert [(it.method, it.size) for it in records] == [("full", None), ("topk", 48)]
+    ((prompt, reason),) = heard.dropped
+    assert prompt == tasks[0].prompt.id
+    assert "which leaves nothing of size 24" in reason

@@ -67,6 +67,7 @@ def run(
         timeout=None,
         seed=seed,
         on_round=told.extend,
+        on_interrupt=lambda: None,
     )
     assert len(told) == len(evaluator.asked)
     return study, evaluator.asked

@@ -20,7 +20,7 @@ def handler_is_restored() -> Iterator[None]:
 
 
 def two_trials(steps: list[str], *, presses: int, asks: bool) -> None:
-    with held_back_interrupt() as check:
+    with held_back_interrupt(lambda: steps.append("heard")) as check:
         for trial in ("first", "second"):
             for _ in range(presses):
                 press_ctrl_c()
@@ -31,7 +31,7 @@ def two_trials(steps: list[str], *, presses: int, asks: bool) -> None:
 
 @pytest.mark.parametrize(
     ("presses", "asks", "done"),
-    [(1, True, ["first"]), (2, True, []), (2, False, [])],
+    [(1, True, ["heard", "first"]), (2, True, ["heard"]), (2, False, ["heard"])],
     ids=["after the trial", "a second one at once", "whether or not it is asked for"],
 )
 def test_it_comes_after_the_trial_or_the_second_one_at_once(
@@ -45,7 +45,7 @@ def test_it_comes_after_the_trial_or_the_second_one_at_once(
 
 def test_one_that_nobody_asks_for_comes_at_the_end() -> None:
     def work() -> None:
-        with held_back_interrupt():
+        with held_back_interrupt(lambda: None):
             press_ctrl_c()
             steps.append("done")
 
@@ -57,7 +57,7 @@ def test_one_that_nobody_asks_for_comes_at_the_end() -> None:
 
 def test_an_error_is_not_replaced_by_it() -> None:
     def work() -> None:
-        with held_back_interrupt():
+        with held_back_interrupt(lambda: None):
             press_ctrl_c()
             raise OSError("full")
 

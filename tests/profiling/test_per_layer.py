@@ -77,7 +77,9 @@ def run(
     objective: ObjectiveName = "cosine",
     on_step: Callable[[], None] = lambda: None,
 ) -> Any:
-    return search_per_layer(evaluator, uniform, points, objective=objective, on_step=on_step)
+    return search_per_layer(
+        evaluator, uniform, points, objective=objective, on_step=on_step, on_interrupt=lambda: None
+    )
 
 
 def thetas_by_layer(compression: Compression) -> dict[int, float]:

@@ -83,6 +83,7 @@ def test_search_finds_at_least_the_paper_default(real_model: RealModel, found: C
         timeout=None,
         seed=0,
         on_round=lambda trials: None,
+        on_interrupt=lambda: None,
     )
     assert study.trials[0].params["num_block"] == 8
     (default,) = evaluator.scores(COMPRESSION)

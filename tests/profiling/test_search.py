@@ -98,6 +98,7 @@ def run(
         timeout=timeout,
         seed=seed,
         on_round=told.extend,
+        on_interrupt=lambda: None,
         **options,
     )
     return told
@@ -136,6 +137,7 @@ def test_all_scores_of_a_trial_are_recorded() -> None:
         "kl": 0.75,
         "agreement": 0.4,
         "loss": 0.5,
+        "log_kl": 0.6,
     }
     assert trial.value == 0.75
     assert trial.user_attrs == expected

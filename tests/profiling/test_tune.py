@@ -35,6 +35,9 @@ class Listener:
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
 
+    def interrupting(self) -> None:
+        self.events.append(("interrupting",))
+
     def prepared(self, samples: Samples) -> None:
         self.events.append(("prepared", len(samples.tuning), len(samples.held_out)))
 

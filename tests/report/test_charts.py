@@ -50,11 +50,14 @@ def lines(panel: Axes) -> dict[object, list[list[float]]]:
 
 def test_a_line_for_tuned_its_default_and_snapkv_tuned() -> None:
     panel = panel_of({256: judged(0.2), 512: judged(0.1)})
-    # Means of five prompts that are 0.01 apart, at places that the sizes name.
+    # Means of five prompts that are 0.01 apart, side by side at places that the sizes name.
     assert lines(panel) == {
-        "tuned": [[0, pytest.approx(0.22)], [1, pytest.approx(0.12)]],
+        "tuned": [[pytest.approx(-0.04), pytest.approx(0.22)], [pytest.approx(0.96), pytest.approx(0.12)]],
         "paper default": [[0, pytest.approx(0.42)], [1, pytest.approx(0.22)]],
-        "SnapKV tuned": [[0, pytest.approx(0.62)], [1, pytest.approx(0.32)]],
+        "SnapKV tuned": [
+            [pytest.approx(0.04), pytest.approx(0.62)],
+            [pytest.approx(1.04), pytest.approx(0.32)],
+        ],
     }
     assert [label.get_text() for label in panel.get_xticklabels()] == ["256", "512"]
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("tokens kept per KV head", "kl ↓")
@@ -65,6 +68,8 @@ def test_intervals_are_those_of_the_profile() -> None:
     bars = [segment for bar in panel.collections for segment in np.asarray(bar.get_paths()[0].vertices)]
     expected = mean_estimate([each.kl for each in prompts(0.2)], seed=3)
     assert [place[1] for place in bars[:2]] == [expected.low, expected.high]
+    # Each on its point.
+    assert {place[0] for place in bars} == {place for line in lines(panel).values() for place, _ in line}
     # Two sizes, three methods, two ends.
     assert len(bars) == 12
 
@@ -72,7 +77,7 @@ def test_intervals_are_those_of_the_profile() -> None:
 def test_a_target_is_a_line_in_its_own_objective() -> None:
     panel = panel_of({256: judged(0.2)}, Target("agreement", 0.95))
     assert panel.get_ylabel() == "agreement ↑"
-    assert lines(panel)["tuned"] == [[0, pytest.approx(0.8)]]
+    assert lines(panel)["tuned"] == [[pytest.approx(-0.04), pytest.approx(0.8)]]
     assert [place[1] for place in lines(panel)["target, for 80 %"]] == [0.95, 0.95]
 
 

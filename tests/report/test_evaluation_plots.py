@@ -122,9 +122,9 @@ def test_over_sizes_every_method_has_its_means_and_intervals() -> None:
         assert drawn[method] == [means[Cell(method, size)].mean for size in (128, 256)]
     assert drawn["full"] == [means[Cell("full", None)].mean] * 2
     assert ticks(panel)[0] == ["128", "256"]
-    # Means stand in their places, whoever else is there; intervals stand beside one another.
+    # Beside one another, and near their places.
     for line in panel.get_lines():
-        assert np.asarray(line.get_xdata()).tolist() == [0, 1]
+        assert np.asarray(line.get_xdata()).tolist() == pytest.approx([0, 1], abs=0.1)
     colour = styles(records)["snapkv"].colour
     first, _ = (it for it in panel.collections if to_hex(it.get_colors()[0]) == colour)  # type: ignore[attr-defined]
     estimate = means[Cell("snapkv", 128)]

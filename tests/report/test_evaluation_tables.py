@@ -265,9 +265,9 @@ def test_other_benchmarks_have_their_scores() -> None:
     (hit_rate,) = sheets(list(hit_rate_run()))
     assert hit_rate.headings == ("size", "method", "tokens", "prompts", "hit_rate ↑")
     assert [row[2:4] for row in rows(hit_rate)] == [["1,000", "3"], ["2,000", "3"], ["4,000", "3"]]
-    fit, kl = sheets(list(fit_run()))
-    assert fit.headings[3:] == ("kl ↓", "agreement ↑", "cosine ↑")
-    assert kl.headings[4:] == (f"{MINUS} clusterattn",)
+    fit, log_kl = sheets(list(fit_run()))
+    assert fit.headings[3:] == ("log_kl ↓", "kl ↓", "agreement ↑", "cosine ↑")
+    assert log_kl.headings[4:] == (f"{MINUS} clusterattn",)
     (ablation,) = sheets(list(ablation_run()))
     assert ablation.headings[2:] == ("num_block", "theta", "prompts", "cosine ↑", "kl ↓", "agreement ↑")
     assert len(rows(ablation)) == 12
@@ -411,3 +411,29 @@ def test_the_document_of_longbench_has_means_over_tasks() -> None:
 def test_every_benchmark_has_a_document(run: object) -> None:
     (group,) = summary_document(list(run()))["groups"]  # type: ignore[operator]
     assert group["means"]
+
+
+def test_what_the_full_cache_cannot_do_shows_nothing_and_the_table_says_so() -> None:
+    hopeless, *_ = sheets(needles({"full": [0, 0, 0], "topk": [0, 0, 0]}))
+    assert any("the model itself cannot do this" in note for note in hopeless.notes)
+    possible, *_ = sheets(needles({"full": [0, 0, 1], "topk": [0, 0, 0]}))
+    assert not any("cannot do this" in note for note in possible.notes)
+
+
+def test_held_out_results_are_held_against_tuned_snapkv_too() -> None:
+    names = ("full", "clusterattn (mine)", "clusterattn", "snapkv", "snapkv (beside mine)")
+    records = [
+        record(
+            bench="held-out",
+            method=name,
+            size=None if name == "full" else 128,
+            parameters={"name": name.partition(" ")[0]},
+            prompt=f"p{number}",
+            scores={"log_kl": -2.0, "kl": 0.1, "agreement": 0.9},
+        )
+        for name in names
+        for number in range(2)
+    ]
+    first, *_ = sheets(records)
+    others = ("clusterattn", "snapkv", "snapkv (beside mine)")
+    assert first.headings[3:] == ("log_kl ↓", *(f"{MINUS} {name}" for name in others))

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from clusterprof.methods import H2O, ClusterAttn, Full, MethodConfig, NGram, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Baseline, Compression, Difference, LayerOverride, Metrics, Profile, Score
-from clusterprof.report.profiles import profile_summary, profiles_table
+from clusterprof.report.profiles import profile_lines, profile_summary
 from tests.profile.examples import profile
 
 METRICS = Metrics(
@@ -70,10 +70,10 @@ def test_any_methods_profile_is_shown(
     method: MethodConfig, space: dict[str, Any], shown: str, searched: str
 ) -> None:
     made = carrying(method, space)
-    summary, table = rendered(profile_summary(made)), rendered(profiles_table({Path("p.json"): made}))
+    summary, (_, _, line) = rendered(profile_summary(made)), profile_lines(Path("p.json"), made)
     assert f"method {shown} tuning" in summary
     assert f"search {searched}" in summary
-    assert f"│ {shown} │ cosine 0.9800" in table
+    assert line.startswith(f"  {shown}; cosine 0.9800 on 2 tuning samples; ")
 
 
 def test_the_tuned_method_and_its_baselines_are_shown_with_their_parameters() -> None:
@@ -108,9 +108,8 @@ def test_the_held_out_score_stands_beside_the_tuning_one() -> None:
 
 def test_a_list_shows_the_held_out_value_where_there_is_one() -> None:
     held_out = with_results(held_out=Score(objective="cosine", value=0.975, samples=7))
-    table = rendered(profiles_table({Path("seen.json"): profile(), Path("unseen.json"): held_out}))
-    assert "cosine 0.9800 │ │ │ │ │ │ │ │ (tuning) │" in table
-    assert "cosine 0.9750 │ │ │ │ │ │ │ │ (held out) │" in table
+    assert "cosine 0.9800 on 2 tuning samples" in profile_lines(Path("seen.json"), profile())[2]
+    assert "cosine 0.9750 on 7 held-out samples" in profile_lines(Path("unseen.json"), held_out)[2]
 
 
 def test_each_baseline_has_its_difference_in_80_columns() -> None:
@@ -162,4 +161,4 @@ def test_values_per_layer_are_shown_of_the_profile_and_of_what_it_beat() -> None
     found = base.model_copy(update={"compression": compression, "results": results})
     shown = "clusterattn: num_block 4, theta 0.003, gap_pool 15, importance mean; layers 2 to 3: theta 0.25"
     assert rendered(profile_summary(found)).count(shown) == 2
-    assert "layers 2 to 3: theta 0.25" in rendered(profiles_table({Path("p.json"): found}))
+    assert "layers 2 to 3: theta 0.25" in profile_lines(Path("p.json"), found)[2]

@@ -11,6 +11,7 @@ from clusterprof.data import Prompt
 from clusterprof.profile import DroppedSample
 from clusterprof.profiling.samples import Samples
 from clusterprof.profiling.settings import TuneSettings
+from clusterprof.report.display import display_for
 from clusterprof.report.progress import TuneProgress, waiting
 
 STORAGE = "postgresql://me:secret@host/db"
@@ -266,3 +267,14 @@ def test_waiting_is_a_line_in_a_log_and_a_spinner_on_a_terminal() -> None:
         assert screen._live_stack
         stop()
         assert not screen._live_stack
+
+
+def test_what_there_is_no_room_for_is_cut_and_not_the_counts() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    display = display_for(console)
+    display.begin("Searching clusterattn at 1024", 50, 12)
+    display.update(20, "about 9 s left, best log_kl -4.2328 at num_block 2, theta 0.00706, gap_pool 21")
+    display.end()
+    assert isinstance(console.file, io.StringIO)
+    assert "20/50" in console.file.getvalue()
+    assert "about 9 s" in console.file.getvalue()

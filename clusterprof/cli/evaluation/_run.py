@@ -171,7 +171,7 @@ def _prepare(plan: Plan, choice: ModelChoice, console: "Console") -> "tuple[Sess
         smallest = min(it.size or 0 for it in compressing)
         raise DataError(
             f"Every prompt fits in the smallest size of {smallest} (the longest has {longest} tokens), so there is "
-            "nothing to compress; choose smaller --sizes or longer prompts."
+            "nothing to compress; choose smaller sizes or longer prompts."
         )
     return session, tasks
 

@@ -37,7 +37,7 @@ def fit(
 
     entrants = entering(chosen, options.window)
     check_replayable(entrants)
-    bench = FitBenchmark("fit", {"decode_tokens": decode_tokens})
+    bench = FitBenchmark("fit", decode_tokens)
     _run(options, bench, data, samples, decode_tokens, capture_memory, entrants)
 
 
@@ -78,7 +78,7 @@ def ablation(
     from clusterprof.evaluation.tasks import entrants
 
     points = [it for size in sizes_of(sizes) for it in entrants(contestants(size), [size], options.window)]
-    bench = FitBenchmark("ablation", {"decode_tokens": decode_tokens})
+    bench = FitBenchmark("ablation", decode_tokens)
     _run(options, bench, data, samples, decode_tokens, capture_memory, points)
 
 
