@@ -229,7 +229,7 @@ Objective = Annotated[
     Literal["log_kl", "kl", "agreement", "loss", "cosine", "cosine_padded", "attention_output"] | None,
     typer.Option(
         help="What the search optimises.",
-        show_default="the target's, or log_kl",
+        show_default="log_kl; for a target of attention, that one",
         rich_help_panel=_SEARCH,
     ),
 ]

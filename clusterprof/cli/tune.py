@@ -120,7 +120,7 @@ def tune(
         samples=samples,
         holdout=holdout,
         seed=seed,
-        objective=objective or (chosen_target.objective if chosen_target else TuneSettings.objective),
+        objective=objective or (chosen_target.searched_by if chosen_target else TuneSettings.objective),
         capture_memory=capture_memory,
         study=study,
         storage=storage,

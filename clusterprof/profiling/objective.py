@@ -14,6 +14,12 @@ VERSION = 2
 # Nats; what moves the next token's distribution by less counts as if it did not.
 NEGLIGIBLE_KL = 1e-3
 
+# What a search goes by unless told otherwise; docs/objective.md says why.
+DEFAULT: ObjectiveName = "log_kl"
+
+# Those that compare attention; the others go by what comes out of the model.
+OF_ATTENTION: frozenset[ObjectiveName] = frozenset({"cosine", "cosine_padded", "attention_output"})
+
 # Optuna's word for which way is better.
 DIRECTIONS: dict[ObjectiveName, Literal["maximize", "minimize"]] = {
     "cosine": "maximize",

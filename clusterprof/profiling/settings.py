@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from clusterprof.profile import Window
 from clusterprof.profiling.capture_files import LIMIT_BYTES
-from clusterprof.profiling.objective import ObjectiveName
+from clusterprof.profiling.objective import DEFAULT, ObjectiveName
 from clusterprof.profiling.target import Target
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TuneSettings:
     samples: int | None = None
     holdout: int | None = None
     seed: int = 0
-    objective: ObjectiveName = "log_kl"
+    objective: ObjectiveName = DEFAULT
     capture_memory: int = LIMIT_BYTES
     study: str | None = None
     storage: str | None = None

@@ -18,7 +18,7 @@ from optuna.distributions import (
 from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, default_method
 from clusterprof.profile import Compression, Range, Window
 from clusterprof.profiling.capture import Capture
-from clusterprof.profiling.objective import ObjectiveName
+from clusterprof.profiling.objective import OF_ATTENTION, ObjectiveName
 
 Point = dict[str, Any]
 Distributions = Mapping[str, BaseDistribution]
@@ -40,8 +40,6 @@ _FIXED: Mapping[str, Distributions] = {
     "ngram": {"n": IntDistribution(1, 4)},
 }
 _NUM_BLOCK = IntDistribution(1, 32)
-# They compare attention, the others what comes out of the model.
-_OF_ATTENTION: frozenset[ObjectiveName] = frozenset({"cosine", "cosine_padded", "attention_output"})
 _MOST_INITIAL_TOKENS = 64
 
 
@@ -140,7 +138,7 @@ def search_space(
         distributions = {"initial_tokens": IntDistribution(0, _most_initial_tokens(captures, size))}
     else:
         distributions = _FIXED[name]
-    if objective in _OF_ATTENTION:
+    if objective in OF_ATTENTION:
         # Measured by benchmarks/objective.py: they prefer a maximum that keeps single tokens, and lose answers by it.
         distributions = {key: value for key, value in distributions.items() if key != "importance"}
     return SearchSpace(default_method(name, size), size, window, distributions)

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterprof.errors import ClusterprofError
-from clusterprof.profiling.objective import DIRECTIONS, NEGLIGIBLE_KL, ObjectiveName, Scores
+from clusterprof.profiling.objective import (
+    DEFAULT,
+    DIRECTIONS,
+    NEGLIGIBLE_KL,
+    OF_ATTENTION,
+    ObjectiveName,
+    Scores,
+)
 
 SHARE = 0.8
 CONFIDENCE = 0.95
@@ -96,6 +103,15 @@ class Target:
             raise ClusterprofError(
                 f"A target's share of prompts is {self.share}; it must be in the range {least}<=x<={most}."
             )
+
+    @property
+    def searched_by(self) -> ObjectiveName:
+        """The objective that finds best what a target on it asks for, on prompts that the search has not seen.
+
+        Of what comes out of the model, the default predicts it at least as well as it predicts itself
+        (docs/objective.md); agreement, above all, is the same for many points.
+        """
+        return self.objective if self.objective in OF_ATTENTION else DEFAULT
 
     def __str__(self) -> str:
         return f"{self.objective}={self.value}"

@@ -9,6 +9,7 @@ from clusterprof.data.builtin import generator
 from clusterprof.models.choices import ATTENTIONS, DTYPES
 from clusterprof.profiling.capture_files import LIMIT_BYTES
 from clusterprof.profiling.objective import DIRECTIONS
+from clusterprof.profiling.settings import TuneSettings
 from tests.cli.conftest import Run
 
 TUNE = ["tune", "--dataset", "needle", "--size", "48"]
@@ -18,7 +19,10 @@ def test_choices_are_those_of_the_library() -> None:
     # Written out there, as importing them would cost every start of the command line.
     assert get_args(get_args(opt.Dtype)[0]) == DTYPES
     assert get_args(get_args(opt.Attention)[0]) == ATTENTIONS
-    assert get_args(get_args(get_args(opt.Objective)[0])[0]) == tuple(DIRECTIONS)
+    # The default first.
+    objectives = get_args(get_args(get_args(opt.Objective)[0])[0])
+    assert objectives[0] == TuneSettings.objective
+    assert set(objectives) == set(DIRECTIONS)
     assert (opt.MIN_TOKENS, opt.MAX_TOKENS) == (generator.MIN_TOKENS, generator.MAX_TOKENS)
 
 

@@ -50,8 +50,8 @@ def test_a_target_that_all_sizes_meet(met: Finished) -> None:
     document = met.json()
     sizes = [Profile.load(each["profile"]).compression.size for each in document["profiles"]]
     assert sizes == [48, 64, 80]
-    # Nobody named an objective, so the search goes by the target's.
-    assert {each["best"]["objective"] for each in document["profiles"]} == {"kl"}
+    # Nobody named an objective, and this one finds what a target on the output asks for.
+    assert {each["best"]["objective"] for each in document["profiles"]} == {"log_kl"}
     target = document["target"]
     assert {name: target[name] for name in ("objective", "value", "share", "smallest_size")} == {
         "objective": "kl", "value": 1000, "share": 0.5, "smallest_size": 48,
@@ -99,6 +99,7 @@ def test_none_is_good_enough(run: Run, command: list[object]) -> None:
     assert (tested["size"], tested["met"], tested["meeting"]) == (80, False, 0)
     reached = tested["reached"]
     [best] = document["profiles"]
+    assert best["best"]["objective"] == "cosine"
     assert 0 < reached < best["best"]["held_out"] < 1
     assert (
         "Target not shown to be met at size 80, the largest: cosine is at least 1.0 for 0 of 5"

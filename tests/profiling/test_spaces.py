@@ -51,7 +51,9 @@ def test_every_method_has_a_space() -> None:
 def test_objectives_of_attention_do_not_choose_the_reduction(name: str, objective: ObjectiveName) -> None:
     searched = space_of(name, objective=objective).distributions.keys()
     every = DECLARED[name].keys() | ({"theta"} if name == "clusterattn" else set())
-    assert searched == (every if objective in {"kl", "agreement", "loss"} else every - {"importance"})
+    assert searched == (
+        every if objective in {"log_kl", "kl", "agreement", "loss"} else every - {"importance"}
+    )
 
 
 @pytest.mark.parametrize("name", method_names())
