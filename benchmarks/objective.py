@@ -181,6 +181,12 @@ def _report(records: list[Record], sizes: Sequence[int], workload: str) -> None:
                     _of_best(records, size, objective, name),
                 ]
             print(f"| {size} | {objective} | {' | '.join(cells)} |")
+    print(
+        f"\n| size | {' | '.join(f'{name}: one half of the held-out prompts against the other' for name in wanted)} |"
+    )
+    print(f"|---|{'---|' * len(wanted)}")
+    for size in sizes:
+        print(f"| {size} | {' | '.join(f'{_repeats(records, size, name, rng):.2f}' for name in wanted)} |")
 
 
 def _correlation(
@@ -198,6 +204,26 @@ def _correlation(
     draws = [correlation(lambda count: rng.integers(0, count, count)) for _ in range(RESAMPLES)]
     low, high = np.nanpercentile(draws, [2.5, 97.5])
     return f"{correlation(np.arange):.2f} ({low:.2f} to {high:.2f})"
+
+
+def _repeats(records: list[Record], size: int, wanted: str, rng: np.random.Generator) -> float:
+    """Rank correlation between halves of the held-out prompts, mean over ways to halve them.
+
+    It bounds what any objective that is measured on as few prompts can reach.
+    """
+    held_out = _matrix(records, "held-out", size, wanted)
+    half = len(held_out) // 2
+    orders = (rng.permutation(len(held_out)) for _ in range(RESAMPLES))
+    return float(
+        np.nanmean(
+            [
+                spearmanr(
+                    held_out[order[:half]].mean(axis=0), held_out[order[half : 2 * half]].mean(axis=0)
+                ).statistic
+                for order in orders
+            ]
+        )
+    )
 
 
 def _of_best(records: list[Record], size: int, objective: str, wanted: str) -> str:

@@ -20,8 +20,6 @@ SAMPLES = "samples"
 _PROMPTS, _PROMPTS_OF_SAMPLES = 3, 50
 _REFERENCES = 3
 _LONGEST = 1200
-# On a terminal.
-_LINE = 300
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def visible(text: str) -> str:
 
 
 def answer_tables(records: Iterable[Record]) -> list[Table]:
-    """Return a table for each prompt of a run that is there to show answers: references and texts, a line each."""
+    """Return a table for each prompt of a run that is there to show answers: references, and what was generated."""
     from rich.table import Table
     from rich.text import Text
 
@@ -91,11 +89,11 @@ def answer_tables(records: Iterable[Record]) -> list[Table]:
     for group in comparable(records):
         for answered in answers_of(group) if group.bench == SAMPLES else []:
             title = one_line(f"{answered.prompt} ({answered.tokens:,} tokens)")
-            table = Table("method", "size", "answer", title=title, title_justify="left")
+            table = Table("method", "size", "answer", title=title, title_justify="left", show_lines=True)
             for reference in answered.references:
-                table.add_row("reference", "", Text(one_line(reference, _LINE)))
+                table.add_row("reference", "", Text(reference))
             for text in answered.texts:
                 size = "all" if text.size is None else f"{text.size:,}"
-                table.add_row(Text(text.method), size, Text(one_line(text.text, _LINE)))
+                table.add_row(Text(text.method), size, Text(text.text))
             tables.append(table)
     return tables

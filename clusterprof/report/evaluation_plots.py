@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterprof.evaluation.records import Record
 
 _INTERVALS = "Bars are 95 % intervals."
-_SIDE_BY_SIDE = "Bars are 95 % intervals, side by side around the place they belong to."
+_SIDE_BY_SIDE = "Means and their 95 % intervals stand side by side around the place they belong to."
 
 
 def evaluation_plots(group: Group) -> list[Plot]:
