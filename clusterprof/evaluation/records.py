@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -112,7 +113,8 @@ def read_records(path: Path) -> list[Record]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"The results {path} cannot be read: {error.strerror or error}.") from error
-    *lines, last = content.split(b"\n")
+    # Some editors put a mark there.
+    *lines, last = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines += [last] if _is_whole(last) else []
     if lines and lines[0].strip() == b"{":
         raise DataError(

@@ -191,6 +191,12 @@ def test_a_line_that_is_no_record_is_named(bad: str, tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3
 
 
+def test_a_byte_order_mark_is_no_part_of_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(record().model_dump_json() + "\n", encoding="utf-8-sig")
+    assert read_records(path) == [record()]
+
+
 def test_blank_lines_are_no_records(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.jsonl", three())
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
