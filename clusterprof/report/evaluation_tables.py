@@ -34,9 +34,9 @@ PERPLEXITY = "perplexity"
 # A loss beyond which its exponential is only a long number.
 _HOPELESS = 20.0
 _READING = (
-    "In brackets are 95 % intervals, from a bootstrap over prompts, if they are three or more; differences are over the "
-    "same prompts at the same size (all of the row's, unless the number of pairs is given), and dim where their interval "
-    "includes 0 or there are too few prompts: that proves nothing either way."
+    "In brackets are 95 % intervals, from a bootstrap over prompts, if they are three or more; differences are over "
+    "the same prompts at the same size (all of the row's, unless the number of pairs is given), and dim where their "
+    "interval includes 0 or there are too few prompts: that proves nothing either way."
 )
 
 
