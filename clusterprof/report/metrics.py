@@ -57,7 +57,7 @@ _METRICS = (
     Metric("hit_rate", "hit rate"),
     Metric("window_share", "share of the prompt that the window marks"),
     Metric("kl", "KL divergence of the next token's distribution", digits=4, lower_is_better=True),
-    Metric("log_kl", "logarithm of that divergence, mean over tokens", lower_is_better=True),
+    Metric("log_kl", "logarithm of the next token's KL divergence, mean over tokens", lower_is_better=True),
     Metric("agreement", "share of steps with the same next token"),
     Metric("cosine", "cosine similarity of attention, at the kept positions", digits=4),
     Metric("cosine_padded", "cosine similarity of attention, at all positions", digits=4),
