@@ -91,8 +91,10 @@ def _plot(records: list[dict[str, Any]], path: Path) -> None:
         below.set_xlabel(NAMES[varied])
         for panel in (above, below):
             panel.set_xticks(VARIED[varied])
-            panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
+    for row in panels:
+        # Of all panels of the row, and only now, as it ends the adapting to what is drawn.
+        row[0].set_ylim(bottom=0)
     panels[0][0].set_ylabel("seconds")
     panels[1][0].set_ylabel("peak memory, GiB")
     panels[0][0].legend(fontsize="small")
