@@ -209,7 +209,8 @@ def _correlation(
 def _repeats(records: list[Record], size: int, wanted: str, rng: np.random.Generator) -> float:
     """Rank correlation between halves of the held-out prompts, mean over ways to halve them.
 
-    It bounds what any objective that is measured on as few prompts can reach.
+    Low where they do not agree among themselves which points are good: what an objective predicts of all of them is
+    then uncertain, whatever it is.
     """
     held_out = _matrix(records, "held-out", size, wanted)
     half = len(held_out) // 2

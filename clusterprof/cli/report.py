@@ -30,7 +30,6 @@ def report(
     """Put what was measured on one HTML page, with plots, tables and explanations; it loads nothing."""
     from clusterprof.report.console import message_console, say
     from clusterprof.report.progress import waiting
-    from clusterprof.text import one_line
 
     check_writable(output, "page")
     console = message_console()
@@ -55,13 +54,13 @@ def report(
         raise ClusterprofError(
             f"The page {output} cannot be written ({error.strerror or error}); name another file with --output."
         ) from error
-    say(console, one_line(f"The page is in {output}"))
+    say(console, f"The page is in {output}")
     records = [record for _, found in measured for record in found]
     if plots is not None:
         from clusterprof.report.evaluation_plots import save_plots
 
         written = save_plots(records, plots)
-        say(console, one_line(f"{len(written)} plots are in {plots}"))
+        say(console, f"{len(written)} plots are in {plots}")
     if as_json:
         from clusterprof.report.evaluation_document import summary_document
 

@@ -119,12 +119,18 @@ def tuned_rivals(entered: Sequence[Contestant]) -> list[Contestant]:
 def _rival(contestant: Contestant, rival: Compression) -> Contestant:
     assert contestant.profile is not None
     name = contestant.label.removeprefix(f"{contestant.profile.compression.method.name} (")
+    return _found(f"{rival.method.name} (beside {name}", f"found by the tune of {contestant.origin}", rival)
+
+
+def _found(label: str, origin: str, compression: Compression, profile: Profile | None = None) -> Contestant:
+    """What a tune found, which is for one size."""
     return Contestant(
-        f"{rival.method.name} (beside {name}",
-        f"found by the tune of {contestant.origin}",
-        lambda size: rival.method,
-        window=rival.window,
-        size=rival.size,
+        label,
+        origin,
+        lambda size: compression.method,
+        window=compression.window,
+        size=compression.size,
+        profile=profile,
     )
 
 
@@ -164,11 +170,9 @@ def _profiled(path: Path, *, with_folder: bool) -> Contestant:
     profile = Profile.load(path)
     compression = profile.compression
     name = f"{path.absolute().parent.name}/{path.stem}" if with_folder else path.stem
-    return Contestant(
+    return _found(
         f"{compression.method.name} ({one_line(name, _SHOWN)})",
         f"profile {one_line(path.name, _SHOWN)}, tuned on {one_line(profile.dataset.name, _SHOWN)}",
-        lambda size: compression.method,
-        window=compression.window,
-        size=compression.size,
-        profile=profile,
+        compression,
+        profile,
     )

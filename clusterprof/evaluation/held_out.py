@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import log
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +15,8 @@ from clusterprof.evaluation.run import Measured
 from clusterprof.evaluation.session import kept
 from clusterprof.evaluation.tasks import Entrant, Task
 from clusterprof.profiling.capture import end_tokens
-from clusterprof.profiling.objective import NEGLIGIBLE_KL
 from clusterprof.profiling.objective import VERSION as SCORES_VERSION
+from clusterprof.profiling.objective import Scores
 
 if TYPE_CHECKING:
     from clusterprof.evaluation.session import Session
@@ -77,16 +76,7 @@ class HeldOutBenchmark:
 
     def _full(self, session: Session, task: Task, capture: Capture) -> Measured:
         tokens: list[int] = capture.tokens[:-1].tolist()
-        scores = {
-            "cosine": 1.0,
-            "cosine_padded": 1.0,
-            "attention_output": 1.0,
-            "kl": 0.0,
-            "agreement": 1.0,
-            "loss": capture.full_loss,
-            "log_kl": log(NEGLIGIBLE_KL),
-        }
-        return self._answered(session, task, scores, {}, tokens)
+        return self._answered(session, task, asdict(Scores.of_full_cache(capture.full_loss)), {}, tokens)
 
     def _at_size(
         self, session: Session, task: Task, capture: Capture, alike: Sequence[Entrant]

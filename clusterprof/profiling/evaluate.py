@@ -1,6 +1,5 @@
 """Evaluation of candidates: replays a compression on every capture and remembers equal kept sets."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 from clusterprof.errors import CompressionError
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
-from clusterprof.profiling.objective import NEGLIGIBLE_KL, Scores
+from clusterprof.profiling.objective import Scores
 from clusterprof.profiling.replay import Replay, replay_all
 from clusterprof.runtime.selection import kept_by_layer
 
@@ -96,9 +95,8 @@ class Evaluator:
         return [result for row in kept.unsqueeze(1) for result in replay_all(self.model, capture, row)]
 
     def full_scores(self) -> list[Scores]:
-        """The full cache against itself: what no method can beat."""
-        least = math.log(NEGLIGIBLE_KL)
-        return [Scores(1.0, 1.0, 1.0, 0.0, 1.0, capture.full_loss, least) for capture in self.captures]
+        """Those of the full cache, of each capture."""
+        return [Scores.of_full_cache(capture.full_loss) for capture in self.captures]
 
 
 def _scores(result: Replay) -> Scores:
