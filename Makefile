@@ -36,12 +36,13 @@ types: install
 test: lint types $(FLOOR)/.installed
 	OMP_NUM_THREADS=1 $(MAKE) -j2 --output-sync=target test-latest test-floor
 
+# Hypothesis's own profile for CI: the same examples every time, so that what fails can be run again.
 test-latest: install
-	$(BIN)/pytest
+	$(BIN)/pytest --hypothesis-profile=ci
 
 # All that runs models; the rest does not depend on transformers' version.
 test-floor: $(FLOOR)/.installed
-	$(FLOOR)/bin/pytest tests/runtime tests/profiling tests/benchmarking tests/models tests/reference tests/cli/test_apply.py
+	$(FLOOR)/bin/pytest --hypothesis-profile=ci tests/runtime tests/profiling tests/benchmarking tests/models tests/reference tests/cli/test_apply.py
 
 clean:
 	rm -rf $(VENV) $(FLOOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -65,11 +65,16 @@ def documents(draw: st.DrawFn) -> Document:
     }
     low, middle, high = sorted(draw(st.lists(value, min_size=3, max_size=3)))
     difference = {"value": middle, "interval_95": draw(st.sampled_from([None, [low, high]]))}
-    objective = draw(label)
-    result["results"]["tuning"]["objective"] = result["search"]["objective"] = objective
+    metrics = result["results"]["metrics"]
+    # A metric's name is no arbitrary label: its score is held against the metrics.
+    objective = draw(st.sampled_from(sorted(metrics)) | label)
+    result["search"]["objective"] = objective
+    score = metrics.get(objective, middle)
+    interval = draw(st.sampled_from([None, [min(low, score), max(high, score)]]))
+    judged = {"objective": objective, "value": score, "interval_95": interval}
+    result["results"]["tuning"] |= judged
     if others:
-        samples = draw(st.integers(1, len(others)))
-        result["results"]["held_out"] = {"objective": objective, **difference, "samples": samples}
+        result["results"]["held_out"] = judged | {"samples": draw(st.integers(1, len(others)))}
     result["results"]["baselines"][0] |= {
         "method": parameters,
         "difference": draw(st.sampled_from([None, difference])),
