@@ -4,10 +4,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import wilcoxon
 
@@ -25,8 +25,9 @@ from clusterprof.profiling.storage import open_storage, unusable
 
 # Candidates that are tried together.
 _ROUND = 4
-# Below this probability of as large a difference by chance, a candidate is given up.
-_SHOWN_WORSE = 0.1
+# A candidate is given up where chance alone would put it as far behind with at most this probability: three samples,
+# all of them worse. What other values cost and lose: benchmarks/giving_up.py.
+SHOWN_WORSE = 1 / 8
 
 
 def open_study(
@@ -217,7 +218,8 @@ def _evaluate(
                 candidate.scores.append(result)
                 if best is not None and i + 1 < len(evaluator.captures):
                     values = [scores[objective] for scores in candidate.scores]
-                    candidate.given_up = _is_behind(values, best, objective)
+                    gains = np.subtract(values, best[: i + 1])
+                    candidate.given_up = is_behind(gains if DIRECTIONS[objective] == "maximize" else -gains)
 
 
 def _best(study: optuna.Study) -> list[float] | None:
@@ -228,14 +230,12 @@ def _best(study: optuna.Study) -> list[float] | None:
     return [values[step] for step in sorted(values)]
 
 
-def _is_behind(values: Sequence[float], best: Sequence[float], objective: ObjectiveName) -> bool:
-    """Whether paired samples show that values are worse than the best's (Wilcoxon's signed-rank test)."""
+def is_behind(gains: NDArray[np.float64], chance: float = SHOWN_WORSE) -> bool:
+    """Whether gains over the best on paired samples show that a candidate is worse (Wilcoxon's signed-rank test)."""
     # Optuna's WilcoxonPruner does not prune where the samples so far are easier than the rest.
-    differences = np.subtract(values, best[: len(values)])
-    worse: Literal["less", "greater"] = "less" if DIRECTIONS[objective] == "maximize" else "greater"
-    if len(values) < 2 or not differences.any():
+    if len(gains) < 2 or not gains.any():
         return False
-    return bool(wilcoxon(differences, alternative=worse, zero_method="zsplit").pvalue < _SHOWN_WORSE)
+    return bool(wilcoxon(gains, alternative="less", zero_method="zsplit").pvalue <= chance)
 
 
 def _enqueue(study: optuna.Study, point: Point) -> None:

@@ -424,10 +424,10 @@ def test_a_candidate_is_given_up_once_the_samples_show_that_it_is_behind() -> No
     whole = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     pruned = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
     assert len(whole) + len(pruned) == len(finished(study)) == 40
-    # The least number of samples, all worse, whose probability by chance is below 0.1: 1/2 ** 4.
-    assert {len(trial.intermediate_values) for trial in pruned} == {4}
+    # The least number of samples, all worse, whose probability by chance is 1/8: 1/2 ** 3.
+    assert {len(trial.intermediate_values) for trial in pruned} == {3}
     assert {len(trial.intermediate_values) for trial in whole} == {6}
-    assert len(evaluator.evaluated) == 6 * len(whole) + 4 * len(pruned)
+    assert len(evaluator.evaluated) == 6 * len(whole) + 3 * len(pruned)
     assert len(pruned) > 10
     # Every one of them is worse than what was the best by then, and the best is among the whole ones.
     best = max(smooth(*point) for point in evaluator.asked)
