@@ -3,20 +3,22 @@
     python -m benchmarks.objective --workload needle --sizes 128 256 512 --file needle.jsonl
 
 Points are spread evenly over the space. Objectives are means over tuning prompts; what users want is measured on
-other prompts: right answers on `needle`, loss and agreement with the full run elsewhere. Beside its rank correlation
-with them stands what the three points give that an objective prefers, and what the three best do. Results go to the
-file as they come, and a second run goes on where the first one stopped.
+other prompts: right answers on `needle`, loss and agreement with the full run elsewhere, where each prompt can be
+either, and so all is a mean over ways to part them. Beside its rank correlation with them stands what the three points
+give that an objective prefers, and what the three best do. Results go to the file as they come, and a second run goes
+on where the first one stopped.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from optuna.distributions import FloatDistribution, IntDistribution
 from scipy.stats import qmc, spearmanr
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +44,8 @@ RESAMPLES = 1000
 # Points of which the mean is told: one alone may be luck.
 BEST = 3
 Record = dict[str, Any]
+Indices = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 
 def main() -> None:
@@ -75,7 +79,7 @@ def main() -> None:
                 if ("held-out", prompt.id) not in done:
                     scores = _replayed(model, _capture(session, prompt), candidates)
                     _write(file, "held-out", prompt.id, scores)
-    _report(_read(arguments.file), arguments.sizes, arguments.workload)
+    _report(Measured.read(arguments.file, arguments.workload), arguments.sizes, arguments.workload)
 
 
 def _prompts(tokenizer: PreTrainedTokenizerBase, workload: str, count: int) -> list[Prompt]:
@@ -165,82 +169,112 @@ def _read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _report(records: list[Record], sizes: Sequence[int], workload: str) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """What a file holds, and how its prompts are parted.
+
+    Attributes
+    ----------
+    records : list of dict
+        One per prompt.
+    tuning, held_out : array of int
+        Which of them have objectives, and which have what users want.
+    tuned_on : int
+        Prompts that an objective is measured on.
+    """
+
+    records: list[Record]
+    tuning: Indices
+    held_out: Indices
+    tuned_on: int
+
+    @classmethod
+    def read(cls, path: Path, workload: str) -> "Measured":
+        records = _read(path)
+        tuning, held_out = (
+            np.array([i for i, record in enumerate(records) if record["role"] == role])
+            for role in ("tuning", "held-out")
+        )
+        if workload == "needle":
+            return cls(records, tuning, held_out, len(tuning))
+        # A replay measures both.
+        every = np.arange(len(records))
+        return cls(records, every, every, len(tuning))
+
+    def parted(self, rng: np.random.Generator) -> tuple[Indices, Indices]:
+        """Prompts to measure objectives on, and others; by chance where each can be either."""
+        if self.tuning is not self.held_out:
+            return self.tuning, self.held_out
+        order = rng.permutation(self.tuning)
+        return order[: self.tuned_on], order[self.tuned_on :]
+
+    def values(self, size: int, name: str) -> Values:
+        """Prompts by points, NaN where a prompt has no such value; more is better."""
+        sign = 1 if _higher(name) else -1
+        return sign * np.array(
+            [[point.get(name, np.nan) for point in record["scores"][str(size)]] for record in self.records]
+        )
+
+
+def _report(measured: Measured, sizes: Sequence[int], workload: str) -> None:
     wanted = ("accuracy", "rouge1") if workload == "needle" else ("loss", "agreement")
-    rng = np.random.default_rng(0)
-    print(
-        f"| size | objective | {' | '.join(f'rank correlation with {name} | {name} of its best' for name in wanted)} |"
-    )
+    headings = [f"{name} | at its best points (best)" for name in wanted]
+    print(f"| size | objective | {' | '.join(headings)} |")
     print(f"|---|---|{'---|---|' * len(wanted)}")
+    correlations: dict[tuple[str, str], list[float]] = {}
     for size in sizes:
         for objective in DIRECTIONS:
             cells = []
             for name in wanted:
-                cells += [
-                    _correlation(records, size, objective, name, rng),
-                    _of_best(records, size, objective, name),
-                ]
+                tables = measured.values(size, objective), measured.values(size, name)
+                correlation, low, high = _correlation(measured, *tables)
+                correlations.setdefault((objective, name), []).append(correlation)
+                chosen, possible = _of_best(measured, *tables)
+                cells.append(f"{correlation:.2f} ({low:.2f} to {high:.2f}) | {chosen:.2f} ({possible:.2f})")
             print(f"| {size} | {objective} | {' | '.join(cells)} |")
-    print(
-        f"\n| size | {' | '.join(f'{name}: one half of the held-out prompts against the other' for name in wanted)} |"
-    )
-    print(f"|---|{'---|' * len(wanted)}")
-    for size in sizes:
-        print(f"| {size} | {' | '.join(f'{_repeats(records, size, name, rng):.2f}' for name in wanted)} |")
+        halves = [f"*{_repeats(measured, measured.values(size, name)):.2f}* |" for name in wanted]
+        print(f"| {size} | *halves* | {' | '.join(halves)} |")
+    print("\nmean rank correlation over the sizes:")
+    for (predictor, name), each in correlations.items():
+        print(f"{predictor} with {name}: {np.mean(each):.3f}")
 
 
-def _correlation(
-    records: list[Record], size: int, objective: str, wanted: str, rng: np.random.Generator
-) -> str:
-    """Spearman's, with a 95 % interval over resampled tuning and held-out prompts."""
-    tuning = _matrix(records, "tuning", size, objective)
-    held_out = _matrix(records, "held-out", size, wanted)
-    sign = 1 if _higher(objective) == _higher(wanted) else -1
+def _correlation(measured: Measured, objective: Values, wanted: Values) -> tuple[float, float, float]:
+    """Spearman's, mean over ways to part the prompts, and a 95 % interval over ways to resample the parts, too."""
+    rng = np.random.default_rng(0)
 
-    def correlation(choose: Callable[[int], Any]) -> float:
-        means = (part[choose(len(part))].mean(axis=0) for part in (tuning, held_out))
-        return sign * float(spearmanr(*means).statistic)
+    def correlation(tuning: Indices, held_out: Indices) -> float:
+        return float(spearmanr(objective[tuning].mean(axis=0), wanted[held_out].mean(axis=0)).statistic)
 
-    draws = [correlation(lambda count: rng.integers(0, count, count)) for _ in range(RESAMPLES)]
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return f"{correlation(np.arange):.2f} ({low:.2f} to {high:.2f})"
+    parted = [measured.parted(rng) for _ in range(RESAMPLES)]
+    resampled = [correlation(*(rng.choice(part, len(part)) for part in parts)) for parts in parted]
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+    return float(np.mean([correlation(*parts) for parts in parted])), low, high
 
 
-def _repeats(records: list[Record], size: int, wanted: str, rng: np.random.Generator) -> float:
-    """Rank correlation between halves of the held-out prompts, mean over ways to halve them.
+def _repeats(measured: Measured, wanted: Values) -> float:
+    """Rank correlation between halves of the prompts, mean over ways to halve them.
 
     Low where they do not agree among themselves which points are good: what an objective predicts of all of them is
     then uncertain, whatever it is.
     """
-    held_out = _matrix(records, "held-out", size, wanted)
-    half = len(held_out) // 2
-    orders = (rng.permutation(len(held_out)) for _ in range(RESAMPLES))
-    return float(
-        np.nanmean(
-            [
-                spearmanr(
-                    held_out[order[:half]].mean(axis=0), held_out[order[half : 2 * half]].mean(axis=0)
-                ).statistic
-                for order in orders
-            ]
-        )
-    )
+    rng = np.random.default_rng(0)
+    half = len(measured.held_out) // 2
+    orders = [rng.permutation(measured.held_out) for _ in range(RESAMPLES)]
+    parts = [(wanted[order[:half]], wanted[order[half : 2 * half]]) for order in orders]
+    return float(np.nanmean([spearmanr(a.mean(axis=0), b.mean(axis=0)).statistic for a, b in parts]))
 
 
-def _of_best(records: list[Record], size: int, objective: str, wanted: str) -> str:
-    """The mean over the objective's best points, and over the best there are."""
-    tuning = _matrix(records, "tuning", size, objective).mean(axis=0)
-    held_out = _matrix(records, "held-out", size, wanted).mean(axis=0)
-    chosen = np.argsort(-tuning if _higher(objective) else tuning)[:BEST]
-    possible = np.sort(-held_out if _higher(wanted) else held_out)[:BEST]
-    return f"{held_out[chosen].mean():.2f} of {abs(possible).mean():.2f}"
-
-
-def _matrix(records: list[Record], role: str, size: int, name: str) -> Any:
-    """Prompts by points."""
-    return np.array(
-        [[point[name] for point in it["scores"][str(size)]] for it in records if it["role"] == role]
-    )
+def _of_best(measured: Measured, objective: Values, wanted: Values) -> tuple[float, float]:
+    """What the objective's best points give, and the best there are; means over ways to part the prompts."""
+    rng = np.random.default_rng(0)
+    found = []
+    for tuning, held_out in (measured.parted(rng) for _ in range(RESAMPLES)):
+        means = wanted[held_out].mean(axis=0)
+        best = np.argsort(objective[tuning].mean(axis=0))[-BEST:]
+        found.append((means[best].mean(), np.sort(means)[-BEST:].mean()))
+    chosen, possible = np.abs(np.mean(found, axis=0))
+    return float(chosen), float(possible)
 
 
 def _higher(name: str) -> bool:

@@ -58,7 +58,6 @@ def apply(
         check_encoding(question, "The text of --question is not UTF-8; type it in a terminal set to UTF-8.")
     from clusterprof.profile import Profile
     from clusterprof.report.console import message_console, say
-    from clusterprof.text import one_line
 
     console = message_console()
     loaded = Profile.load(profile)
@@ -69,7 +68,7 @@ def apply(
             param_hint="--question",
         )
     choice = ModelChoice(profiles_model(model, loaded), running)
-    say(console, f"Loading {one_line(choice.id)}")
+    say(console, f"Loading {choice.id}")
 
     import torch
 
@@ -163,7 +162,6 @@ def _differences(
 ) -> list[str]:
     """What does not match between profile and model, said aloud; an error unless forced."""
     from clusterprof.report.console import say
-    from clusterprof.text import one_line
 
     if not force:
         profile.check(model, tokenizer, otherwise=", or apply it all the same with --force")
@@ -171,7 +169,7 @@ def _differences(
     found = profile.mismatches(model, tokenizer)
     if found:
         sentence = f"Forced: the profile was made for another model ({'; '.join(found)})."
-        say(console, one_line(sentence), style="yellow")
+        say(console, sentence, style="yellow")
     return found
 
 

@@ -125,7 +125,6 @@ def bench(
     from clusterprof.models import default_model
     from clusterprof.profile import Profile
     from clusterprof.report.console import message_console, say
-    from clusterprof.text import one_line
 
     loaded = None if profile is None else Profile.load(profile)
     ours = _compression(size, window, loaded)
@@ -143,7 +142,7 @@ def bench(
         )
     named = model if loaded is None else profiles_model(model, loaded)
     console = message_console()
-    say(console, f"Loading {one_line(named or 'the default model')}")
+    say(console, f"Loading {named or 'the default model'}")
     try:
         # From here on it takes seconds, for torch alone.
         choice = ModelChoice(named or default_model(), running)

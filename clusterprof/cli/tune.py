@@ -69,7 +69,6 @@ def tune(
 ) -> None:
     """Find a compression method's values for a model, a dataset and each size, and write the profiles."""
     from clusterprof.report.console import message_console, say
-    from clusterprof.text import one_line
 
     sizes = sorted(set(sizes))
     if window != "query" and sizes[0] <= window:
@@ -100,7 +99,7 @@ def tune(
     load = partial(load_rows, dataset, tokens, seed, data_dir, templates)
     rows = load(None)
     console = message_console()
-    say(console, f"Loading {one_line(model or 'the default model')}")
+    say(console, f"Loading {model or 'the default model'}")
 
     # From here on it takes seconds, for torch alone.
     from clusterprof.models import default_model
@@ -267,7 +266,6 @@ def _run(
     from clusterprof.report.console import say
     from clusterprof.report.numbers import counted, window_text
     from clusterprof.report.target import target_text
-    from clusterprof.text import one_line
 
     model, tokenizer = choice.load(console)
     if rows is None:
@@ -277,9 +275,7 @@ def _run(
     repeated = f", {dataset.duplicates} repeated ones left out" if dataset.duplicates else ""
     say(
         console,
-        one_line(
-            f"data     {dataset.name} from {dataset.source}: {counted(len(dataset.rows), 'row')}{repeated}"
-        ),
+        f"data     {dataset.name} from {dataset.source}: {counted(len(dataset.rows), 'row')}{repeated}",
     )
     say(console, f"method   {settings.method}")
     say(

@@ -62,7 +62,7 @@ class EvaluationProgress:
     def left_out(self, task: "Task", reason: str) -> None:
         """Say that a prompt could not be measured."""
         self.dropped += 1
-        say(self._console, f"{one_line(task.prompt.id)} is left out: {one_line(reason)}", style="yellow")
+        say(self._console, f"{task.prompt.id} is left out: {reason}", style="yellow")
 
     def interruption(self, path: "Path") -> str:
         """Return what Ctrl-C left behind, and how to go on."""

@@ -9,7 +9,6 @@ from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
 from clusterprof.report.numbers import counted, duration_text, parameters_text, size_text
-from clusterprof.text import one_line
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -92,7 +91,7 @@ class TuneProgress:
         self._say_left_out(sample.id, sample.reason)
 
     def _say_left_out(self, prompt: str, reason: str) -> None:
-        say(self._console, f"{one_line(prompt)} is left out: {one_line(reason)}", style="yellow")
+        say(self._console, f"{prompt} is left out: {reason}", style="yellow")
 
     def over_limit(self, limit_bytes: int) -> None:
         """Say what becomes of captures that take more than they should."""
@@ -108,9 +107,9 @@ class TuneProgress:
         from clusterprof.profile.fields import without_credentials
 
         # A password in it is for the database, not for the screen.
-        shown = one_line(without_credentials(storage))
+        shown = without_credentials(storage)
         before = f", {counted(done, 'trial')} from before" if done else ""
-        say(self._console, f"study    {one_line(study)}{before} (watch it with `optuna-dashboard {shown}`)")
+        say(self._console, f"study    {study}{before} (watch it with `optuna-dashboard {shown}`)")
         self._tried = 0
         self._done_before, self._search_started = done, time.monotonic()
         self._trials = trials
@@ -120,7 +119,7 @@ class TuneProgress:
         """Advance by the trials of a round."""
         for trial in trials:
             if trial.value is None:
-                reason = one_line(str(trial.user_attrs.get("error", "no reason given")))
+                reason = trial.user_attrs.get("error", "no reason given")
                 say(self._console, f"Trial {trial.number} failed: {reason}", style="yellow")
             else:
                 self._tried += 1

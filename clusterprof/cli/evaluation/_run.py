@@ -111,10 +111,9 @@ def run(options: RunOptions, plan: Plan) -> None:
     from clusterprof.evaluation.records import open_run
     from clusterprof.report.console import message_console, say
     from clusterprof.report.evaluation_progress import EvaluationProgress
-    from clusterprof.text import one_line
 
     console = message_console()
-    say(console, f"Loading {one_line(options.model or 'the default model')}")
+    say(console, f"Loading {options.model or 'the default model'}")
 
     # From here on it takes seconds, for torch alone.
     from clusterprof.models import default_model
@@ -180,7 +179,6 @@ def say_prompts(maker: "TaskMaker", tasks: "Sequence[Task]", console: "Console")
     """Say how many prompts are not what they were."""
     from clusterprof.report.console import say
     from clusterprof.report.numbers import listed
-    from clusterprof.text import one_line
 
     for reason, count in maker.left_out.items():
         say(console, f"prompts  {count:,} left out, because {reason}")
@@ -188,7 +186,7 @@ def say_prompts(maker: "TaskMaker", tasks: "Sequence[Task]", console: "Console")
         # Or a mean over tasks would be one of fewer than were asked for, unsaid.
         say(
             console,
-            one_line(f"prompts  none left of {listed(maker.exhausted)}, so no result is about that"),
+            f"prompts  none left of {listed(maker.exhausted)}, so no result is about that",
             style="yellow",
         )
     cut = sum(task.prompt.tokens_cut > 0 for task in tasks)
