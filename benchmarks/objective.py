@@ -232,8 +232,8 @@ def _report(measured: Measured, sizes: Sequence[int], workload: str) -> None:
                 chosen, possible = _of_best(measured, *tables)
                 cells.append(f"{correlation:.2f} ({low:.2f} to {high:.2f}) | {chosen:.2f} ({possible:.2f})")
             print(f"| {size} | {objective} | {' | '.join(cells)} |")
-        halves = [f"*{_repeats(measured, measured.values(size, name)):.2f}* |" for name in wanted]
-        print(f"| {size} | *halves* | {' | '.join(halves)} |")
+        ceilings = [f"*{_ceiling(measured, measured.values(size, name)):.2f}* |" for name in wanted]
+        print(f"| {size} | *ceiling* | {' | '.join(ceilings)} |")
     print("\nmean rank correlation over the sizes:")
     for (predictor, name), each in correlations.items():
         print(f"{predictor} with {name}: {np.mean(each):.3f}")
@@ -252,17 +252,19 @@ def _correlation(measured: Measured, objective: Values, wanted: Values) -> tuple
     return float(np.mean([correlation(*parts) for parts in parted])), low, high
 
 
-def _repeats(measured: Measured, wanted: Values) -> float:
-    """Rank correlation between halves of the prompts, mean over ways to halve them.
+def _ceiling(measured: Measured, wanted: Values) -> float:
+    """The rank correlation that the true order of the points, that of endlessly many prompts, would have.
 
-    Low where they do not agree among themselves which points are good: what an objective predicts of all of them is
-    then uncertain, whatever it is.
+    It is the square root of the held-out prompts' reliability (Spearman 1904), which follows from how well halves of
+    the prompts agree, and from how many more than a half are held out (Spearman and Brown 1910).
     """
     rng = np.random.default_rng(0)
     half = len(measured.held_out) // 2
     orders = [rng.permutation(measured.held_out) for _ in range(RESAMPLES)]
     parts = [(wanted[order[:half]], wanted[order[half : 2 * half]]) for order in orders]
-    return float(np.nanmean([spearmanr(a.mean(axis=0), b.mean(axis=0)).statistic for a, b in parts]))
+    agreed = np.nanmean([spearmanr(a.mean(axis=0), b.mean(axis=0)).statistic for a, b in parts])
+    longer = len(measured.parted(rng)[1]) / half
+    return float(np.sqrt(max(0.0, longer * agreed / (1 + (longer - 1) * agreed))))
 
 
 def _of_best(measured: Measured, objective: Values, wanted: Values) -> tuple[float, float]:
