@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return compress
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -34,7 +34,10 @@ def _why_unwritable(path: Path) -> str | None:
         return "it is a folder; name a file in it"
     if path.exists() and not path.is_file():
         return "it is not a regular file; name one"
-    folder = path.absolute().parent
+    return _why_unfillable(path.absolute().parent)
+
+
+def _why_unfillable(folder: Path) -> str | None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
@@ -42,6 +45,14 @@ def _why_unwritable(path: Path) -> str | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"no permission to write in {folder}; name another"
     return None
+
+
+def folder_to_fill(path: Path | None) -> Path | None:
+    """Refuse before the work a folder that no file can be written into after it, as wrong usage."""
+    problem = None if path is None else _why_unfillable(path.absolute())
+    if problem is not None:
+        raise typer.BadParameter(f"cannot write into {path}: {problem}.")
+    return path
 
 
 def plot_file(path: Path | None) -> Path | None:

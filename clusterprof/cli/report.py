@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
-from clusterprof.cli._files import check_writable
+from clusterprof.cli._files import check_writable, folder_to_fill
 from clusterprof.cli._shell import print_json
 from clusterprof.errors import ClusterprofError, DataError
 
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Files that `clusterprof eval` wrote.")
+        list[Path], typer.Argument(metavar="RUN...", help="Files that `eval` or `compare` wrote.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path(
         "report.html"
     ),
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Also write each plot as an SVG file into this folder."),
+        typer.Option(
+            callback=folder_to_fill,
+            metavar="FOLDER",
+            help="Also write each plot as an SVG file into this folder.",
+        ),
     ] = None,
     as_json: opt.Json = False,
 ) -> None:

@@ -57,7 +57,7 @@ class HeadClusters:
         return sorted(by_attention[:count])
 
     def attention(self, run: Run) -> float:
-        """Share of the window's attention that a run gets."""
+        """A run's importance in all: where that is a mean, its share of the window's attention."""
         return float(self.importance[slice(*run)].sum())
 
 

@@ -80,13 +80,9 @@ def contestants(names: Sequence[str]) -> list[Contestant]:
         If a profile cannot be read.
     """
     paths = {name: Path(name) for name in names if "/" in name or name.endswith(".json")}
-    stems = [path.stem for path in paths.values()]
     found = [Contestant(FULL, "nothing is evicted", None)]
     found += [
-        # Files in different folders may be called the same.
-        _profiled(paths[name], with_folder=stems.count(paths[name].stem) > 1)
-        if name in paths
-        else _named(name)
+        _profiled(paths[name], _short_name(paths[name], paths.values())) if name in paths else _named(name)
         for name in names
         if name != FULL
     ]
@@ -166,12 +162,28 @@ def tuned_on(entering: Iterable[Entrant], tasks: Sequence[Task]) -> list[str]:
     return sentences
 
 
-def _profiled(path: Path, *, with_folder: bool) -> Contestant:
+def _short_name(path: Path, named: Iterable[Path]) -> str:
+    """A profile's name, with as many folders as it takes to tell it from the others."""
+    parts = _parts(path)
+    others = [other for other in map(_parts, named) if other != parts]
+    depth = 1
+    while any(other[-depth:] == parts[-depth:] for other in others):
+        depth += 1
+    return "/".join(parts[-depth:])
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    return path.absolute().with_suffix("").parts
+
+
+def _profiled(path: Path, name: str) -> Contestant:
     profile = Profile.load(path)
     compression = profile.compression
-    name = f"{path.absolute().parent.name}/{path.stem}" if with_folder else path.stem
+    # What tells it from others may be at either end.
+    shown = one_line(name)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN // 2]}...{shown[-_SHOWN // 2 :]}"
     return _found(
-        f"{compression.method.name} ({one_line(name, _SHOWN)})",
+        f"{compression.method.name} ({shown})",
         f"profile {one_line(path.name, _SHOWN)}, tuned on {one_line(profile.dataset.name, _SHOWN)}",
         compression,
         profile,

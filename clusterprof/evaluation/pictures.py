@@ -158,7 +158,11 @@ def _caption(head: HeadClusters, runs: Sequence[tuple[Run, str]]) -> str:
     for number, (run, text) in enumerate(runs, start=1):
         start, end = run
         where = f"{start}" if end == start + 1 else f"{start} to {end - 1}"
-        lines.append(f"{number:{space}<3}{where}, {head.attention(run):.1%} of the attention")
+        total = head.attention(run)
+        # A sum of maxima over queries is a share of nothing.
+        is_share = head.method.importance == "mean"
+        amount = f"{total:.1%} of the attention" if is_share else f"importance {total:.2f} in all"
+        lines.append(f"{number:{space}<3}{where}, {amount}")
         lines += [f"{space * 3}{line}" for line in textwrap.wrap(text.strip(), _COLUMNS - 3)]
     return "\n".join(lines)
 

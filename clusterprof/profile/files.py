@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 # Characters of a value or a name that a message quotes.
 _SHOWN = 60
+_LONGEST = 400
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -32,7 +33,8 @@ def first_problem(error: ValidationError) -> str:
     first = next((problem for problem in problems if problem["loc"] == ("schema_version",)), problems[0])
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    text = message[0].lower() + message[1:]
+    # It may quote what the file says.
+    text = one_line(message[0].lower() + message[1:], _LONGEST)
     # Of a section that contradicts another, the message says enough.
     section = first["type"] == "value_error" and isinstance(first["input"], dict)
     if not section and first["type"] not in ("missing", "json_invalid", "model_type"):

@@ -152,7 +152,8 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     count = len(judgement.tuned)
     if count < FEWEST_TO_TELL:
         sentences.append(
-            f"There are few prompts to judge by ({count}); give more data, or raise --fraction, --samples or --holdout."
+            f"There are few prompts to judge by ({count}); give more data, or raise --holdout, which tuning on fewer "
+            "(--samples) leaves more rows for."
         )
     # A kept set that is known is looked up, so that equal ones have equal scores to the last digit.
     same = [other.label for other in others if other.method and other.per_prompt == tuned.per_prompt]

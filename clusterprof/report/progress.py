@@ -9,6 +9,7 @@ from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
 from clusterprof.report.numbers import counted, duration_text, parameters_text, size_text
+from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -54,7 +55,18 @@ class TuneProgress:
         longer = samples.longer_than(size)
         self._prompts = [*longer.tuning, *longer.held_out]
         say(self._console, f"prompts  {_prompts(longer.tuning, samples.tuning, 'to tune on', size)}")
-        say(self._console, f"held out {_prompts(longer.held_out, samples.held_out, 'to judge by', size)}")
+        held_out = _prompts(longer.held_out, samples.held_out, "to judge by", size)
+        asked = self._settings.holdout
+        if asked is not None and len(samples.held_out) < asked:
+            held_out += f"; {asked} were asked for, and there are no other rows"
+        say(self._console, f"held out {held_out}")
+        if asked != 0 and len(longer.held_out) < FEWEST_TO_TELL:
+            say(
+                self._console,
+                f"Fewer than {FEWEST_TO_TELL} held-out prompts cannot show a difference; give more data, or raise "
+                "--holdout, which tuning on fewer (--samples) leaves more rows for.",
+                style="yellow",
+            )
         if "accumulated" in METHODS[self._settings.method].needs:
             say(
                 self._console,

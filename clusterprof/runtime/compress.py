@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -87,8 +88,8 @@ def compress(
     lengths: Any = tuple(query_length) if several else (query_length,)  # type: ignore[arg-type]
     eviction = Eviction(
         compression_of(profile),
-        None if query_length is None else lengths,
-        decode_budget,
+        None if query_length is None else tuple(map(_whole, lengths)),
+        _whole(decode_budget),
         later_turns,
         tokenizer,
     )
@@ -149,6 +150,11 @@ def compress(
 
     with observe_attention(model, begin), turns_of_generate(model, running, eviction):
         yield
+
+
+def _whole(number: Any) -> Any:
+    """Python's own integer of numpy's; anything else as it is, to be refused as that."""
+    return int(number) if isinstance(number, np.integer) else number
 
 
 def _adopt(cache: Cache | None, config: PreTrainedConfig, full_attention: list[bool]) -> Cache:

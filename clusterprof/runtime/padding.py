@@ -82,6 +82,10 @@ def left_padding(
     tokens = (attention_mask != 0).expand(batch, -1)
     if tokens.all():
         return [0] * batch
+    if not unfinished and not tokens.any(dim=1).all():
+        raise CompressionError(
+            "A row of the batch is empty: its attention mask marks no token; leave it out."
+        )
     ends = unfinished or bool(tokens[:, -1].all())
     if not ends or (tokens[:, :-1] & ~tokens[:, 1:]).any():
         raise CompressionError(

@@ -149,11 +149,14 @@ def _turn_of(model: PreTrainedModel, given: Mapping[str, Any]) -> tuple[int, Tur
     prompts, length = (1, 1) if ids is None else ids.shape[:2]
     # The older name is still taken.
     cache = given.get(CACHE, given.get("past_key_values"))
-    seen = 0 if cache is None else int(cache.get_seq_length())
+    # What is no cache transformers refuses itself.
+    seen = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
     mask = given.get("attention_mask")
     # With a cache, the tokens may be the new ones only, and then the attention mask has the length of all.
     if seen > 0 and given.get("inputs_embeds") is None and mask is not None and mask.shape[-1] != length:
         length += seen
+    if length == 0:
+        raise CompressionError("The prompt passed to generate() is empty; it takes at least one token.")
     if seen >= length:
         raise CompressionError(
             f"The cache passed to generate() already holds {seen} tokens, and the input has {length}; pass the tokens "

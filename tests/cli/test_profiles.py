@@ -85,6 +85,20 @@ def test_show_json_is_the_document(run: Run, profile_file: Path) -> None:
     assert shown == json.loads(profile_file.read_text(encoding="utf-8"))
 
 
+def test_validate_shows_nothing_of_a_file_that_a_terminal_would_obey(
+    run: Run, profile_file: Path, tmp_path: Path
+) -> None:
+    document = json.loads(profile_file.read_text(encoding="utf-8"))
+    document["compression"]["method"]["name"] = "\x1b[31mred\nline two\u202e" + "x" * 1000
+    path = tmp_path / "nasty.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    finished = run("profiles", "validate", path)
+    assert finished.code == 1
+    (line,) = finished.out.splitlines()
+    assert line.isprintable()
+    assert len(line) < 1000
+
+
 def test_validate_has_a_line_for_each_and_fails_for_one(run: Run, folder: Path, profile_file: Path) -> None:
     assert run("profiles", "validate", profile_file).code == 0
     finished = run("profiles", "validate", profile_file, folder / "broken.json", "nowhere.json")

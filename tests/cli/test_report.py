@@ -95,6 +95,15 @@ def test_where_no_page_can_be_is_said_before_anything_is_read(run: Run, output: 
     assert finished.err == f"error: cannot write the page {output}: {reason}\n"
 
 
+@pytest.mark.parametrize("folder", ["taken", "taken/plots"])
+def test_where_no_plots_can_be_is_said_before_anything_is_read(run: Run, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "taken").touch()
+    finished = run("report", "nowhere.jsonl", "--plots", str(tmp_path / folder))
+    assert finished.code == 2
+    assert "--plots" in finished.err
+    assert "is not a folder" in finished.err
+
+
 def test_a_page_that_cannot_be_written_after_all(
     run: Run, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

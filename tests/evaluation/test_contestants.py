@@ -164,3 +164,22 @@ def test_profiles_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Pat
     assert labels == ["clusterattn (one/mine)", "clusterattn (two/mine)", "clusterattn (other)"]
     with pytest.raises(ClusterprofError, match="takes part twice"):
         contestants([paths[0], paths[0]])
+
+
+def test_profiles_are_told_apart_by_as_many_folders_as_it_takes(tmp_path: Path) -> None:
+    names = ("old/model/mine.json", "new/model/mine.json", "new/other/mine.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+    labels = [it.label for it in contestants([str(saved(tmp_path / name)) for name in names])[1:]]
+    assert labels == [
+        "clusterattn (old/model/mine)",
+        "clusterattn (new/model/mine)",
+        "clusterattn (other/mine)",
+    ]
+
+
+@pytest.mark.parametrize("names", [["n" * 150 + "1", "n" * 150 + "2"], ["1" + "n" * 150, "2" + "n" * 150]])
+def test_profiles_with_long_names_are_told_apart_at_either_end(tmp_path: Path, names: list[str]) -> None:
+    labels = [it.label for it in contestants([str(saved(tmp_path / f"{name}.json")) for name in names])[1:]]
+    assert len(set(labels)) == 2
+    assert all(len(label) < 100 for label in labels)

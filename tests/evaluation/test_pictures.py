@@ -1,4 +1,5 @@
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,15 @@ def test_texts_stand_beside_the_panel_of_their_head(tmp_path: Path) -> None:
         "1  8 to 12, 50.4% of the attention",
         "   of the other head",
     ]
+
+
+def test_a_maximum_is_no_share(tmp_path: Path) -> None:
+    by_maximum = METHOD.model_copy(update={"importance": "max"})
+    path = tmp_path / "clusters.svg"
+    draw_clusters([replace(head(), method=by_maximum)], [FIRST], path)
+    texts = [text.replace("\N{NO-BREAK SPACE}", " ") for text in written(path)]
+    assert "1  8 to 12, importance 0.50 in all" in texts
+    assert not any("%" in text for text in texts)
 
 
 @pytest.mark.parametrize("suffix", PLOT_SUFFIXES)

@@ -196,7 +196,8 @@ def test_too_few_prompts_show_nothing(
     first, *_, last = said(against_default(behind, prompts=prompts, held_out=held_out))
     assert f"{words} the paper's default" in first
     assert last == (
-        f"There are few prompts to judge by ({prompts}); give more data, or raise --fraction, --samples or --holdout."
+        f"There are few prompts to judge by ({prompts}); give more data, or raise --holdout, which tuning on fewer "
+        "(--samples) leaves more rows for."
     )
     assert len(said(against_default(Estimate(0.5, 0.4, 0.6, 6), prompts=6))) == 1
 

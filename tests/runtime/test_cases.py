@@ -147,6 +147,13 @@ def test_right_padding_is_refused_before_anything_runs(tiny: Subject) -> None:
     assert not ran
 
 
+def test_an_empty_row_is_refused_as_what_it_is(tiny: Subject) -> None:
+    prompt = tiny.prompt(60)
+    mask = torch.tensor([[0] * 60, [1] * 60])
+    with pytest.raises(CompressionError, match="A row of the batch is empty"), compress(tiny.model, TINY):
+        forward(tiny.model, prompt.expand(2, -1), attention_mask=mask)
+
+
 # Row: prompt fed in chunks (`prefill_chunk_size`).
 def test_a_prompt_in_chunks_is_compressed_once_as_a_whole(tiny: Subject, kept_sets: list[Tensor]) -> None:
     layers = sum(full_attention(tiny.model))

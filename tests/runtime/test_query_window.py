@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def test_a_question_equals_a_window_of_its_length(length: int, kept_sets: list[T
     for compression, options in (
         (SMALL.model_copy(update={"window": length}), {}),
         (QUERY, {"query_length": length}),
-        (QUERY, {"query_length": [length]}),
+        (QUERY, {"query_length": [np.int64(length)]}),
     ):
         with torch.no_grad(), compress(model, compression, **options):
             cache = forward(model, prompt).cache

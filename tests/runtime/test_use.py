@@ -172,6 +172,16 @@ def test_a_cache_that_holds_the_input_already_is_refused(held: int) -> None:
     assert cache.get_seq_length() == held
 
 
+def test_an_empty_prompt_and_what_is_no_cache_are_refused_as_that() -> None:
+    model = tiny_llama(eos_token_id=None)
+    with compress(model, TINY):
+        with pytest.raises(CompressionError, match="The prompt passed to generate\\(\\) is empty"):
+            generate(model, PROMPT[:, :0], 5)
+        # transformers' own words.
+        with pytest.raises(ValueError, match="tuple"):
+            generate(model, PROMPT, 5, cache=())
+
+
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference": torch.inference_mode,
     "no_grad": torch.no_grad,

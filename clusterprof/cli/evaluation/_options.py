@@ -77,7 +77,8 @@ def numbers_of(text: str, option: str, *, lowest: int) -> list[int]:
                 f"{part!r} is not a whole number from {lowest} to {opt.MOST}.", param_hint=option
             )
         found.append(int(part))
-    return found
+    # "300" and "0300" are one.
+    return list(dict.fromkeys(found))
 
 
 def names_of(text: str, option: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterprof.cli import _options as opt
+from clusterprof.cli._files import folder_to_fill
 from clusterprof.cli._groups import with_groups
 from clusterprof.cli._model import ModelChoice
 from clusterprof.cli.evaluation._options import DataOptions, numbers_of
@@ -47,7 +48,14 @@ def clusters(
         str, typer.Option("--format", help="svg or png.", rich_help_panel=_PICTURE)
     ] = "svg",
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the pictures.", rich_help_panel=_PICTURE)
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            callback=folder_to_fill,
+            help="Folder for the pictures.",
+            rich_help_panel=_PICTURE,
+        ),
     ] = Path("clusters"),
     decode_tokens: opt.DecodeTokens = 64,
     capture_memory: opt.CaptureMemory = "20GiB",
