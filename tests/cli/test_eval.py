@@ -603,18 +603,23 @@ def test_a_picture_of_a_prompt_that_was_cut_says_so(run: Run, model_folder: Path
         (["--size", "300"], "fits in size 300, so there are no clusters to draw"),
         (["--size", "48", "--layers", "7"], "layer 7"),
         (["--size", "16"], "with a window of 32 it must be at least 33"),
-        (["--size", "48", "-o", "file"], "cannot be made"),
     ],
 )
 def test_clusters_that_cannot_be_drawn(
     run: Run, model_folder: Path, asked_file: Path, options: Sequence[str], problem: str
 ) -> None:
-    Path("file").touch()
     finished = run(
         "eval", "clusters", "--dataset", asked_file, "--model", model_folder, "--decode-tokens", 4, *options
     )
     assert finished.code == 1
     assert problem in finished.err.splitlines()[-1]
+
+
+def test_where_no_pictures_can_be_is_said_before_anything_runs(run: Run) -> None:
+    Path("file").touch()
+    finished = run("eval", "clusters", "--model", "nowhere", "--size", "48", "-o", "file")
+    assert finished.code == 2
+    assert "--output" in finished.err
 
 
 # Profiles.

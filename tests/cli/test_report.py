@@ -101,7 +101,6 @@ def test_where_no_plots_can_be_is_said_before_anything_is_read(run: Run, tmp_pat
     finished = run("report", "nowhere.jsonl", "--plots", str(tmp_path / folder))
     assert finished.code == 2
     assert "--plots" in finished.err
-    assert "is not a folder" in finished.err
 
 
 def test_a_page_that_cannot_be_written_after_all(
