@@ -27,12 +27,17 @@ def test_no_mask_is_no_padding() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [[1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]],
-    ids=["right", "both sides", "middle", "left and middle", "empty"],
+    [[1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 1, 1], [0, 1, 0, 1]],
+    ids=["right", "both sides", "middle", "left and middle"],
 )
 def test_padding_elsewhere_is_refused(row: list[int]) -> None:
     with pytest.raises(CompressionError, match="needs padding on the left"):
         left_padding(torch.tensor([[1, 1, 1, 1], row]), 2, 4)
+
+
+def test_an_empty_row_is_refused() -> None:
+    with pytest.raises(CompressionError, match="A row of the batch is empty"):
+        left_padding(torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]), 2, 4)
 
 
 def test_a_row_of_an_unfinished_prompt_may_be_all_padding() -> None:
