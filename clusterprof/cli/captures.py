@@ -35,7 +35,6 @@ def list_captures(as_json: opt.Json = False) -> None:
     """List the captures, the least recently used first."""
     from clusterprof.report.console import message_console, result_console, say
     from clusterprof.report.numbers import size_text
-    from clusterprof.text import one_line
 
     folder = _folder()
     found = _look(folder)
@@ -44,14 +43,13 @@ def list_captures(as_json: opt.Json = False) -> None:
         entries = [_entry(*each) for each in found]
         print_json({"folder": str(folder), "bytes": total, "captures": entries})
         return
-    where = one_line(str(folder))
     if not found:
-        say(message_console(), f"There are no captures in {where}.")
+        say(message_console(), f"There are no captures in {folder}.")
         return
     result_console().print(_table(found))
     say(
         message_console(),
-        f"{len(found)} files, {size_text(total)} in {where}; delete them with `clusterprof captures clean`.",
+        f"{len(found)} files, {size_text(total)} in {folder}; delete them with `clusterprof captures clean`.",
     )
 
 

@@ -27,7 +27,6 @@ def list_profiles(
     from clusterprof.profile import Profile
     from clusterprof.report.console import message_console, result_console, say
     from clusterprof.report.profiles import profile_lines
-    from clusterprof.text import one_line
 
     where = folder or Path("profiles")
     if not where.is_dir():
@@ -54,7 +53,7 @@ def list_profiles(
     else:
         say(
             message_console(),
-            f"There are no profiles in {one_line(str(where))}; make one with `clusterprof tune`.",
+            f"There are no profiles in {where}; make one with `clusterprof tune`.",
         )
 
 

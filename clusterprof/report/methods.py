@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
-from clusterprof.report.numbers import counted, listed, overrides_text, parameters_text
+from clusterprof.report.numbers import HOLD_OUT_MORE, counted, listed, overrides_text, parameters_text
 from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
@@ -151,10 +151,7 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
         )
     count = len(judgement.tuned)
     if count < FEWEST_TO_TELL:
-        sentences.append(
-            f"There are few prompts to judge by ({count}); give more data, or raise --holdout, which tuning on fewer "
-            "(--samples) leaves more rows for."
-        )
+        sentences.append(f"There are few prompts to judge by ({count}); {HOLD_OUT_MORE}")
     # A kept set that is known is looked up, so that equal ones have equal scores to the last digit.
     same = [other.label for other in others if other.method and other.per_prompt == tuned.per_prompt]
     if same:

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
 
     from clusterprof.profile import LayerOverride, Window
 
+# What to do where few prompts are held out.
+HOLD_OUT_MORE = "give more data, or raise --holdout, which tuning on fewer (--samples) leaves more rows for."
+
 
 def size_text(size: float) -> str:
     """Return a number of bytes with a decimal unit, such as "41.8 MB"."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from clusterprof.methods import METHODS
 from clusterprof.report.console import say
 from clusterprof.report.display import display_for
-from clusterprof.report.numbers import counted, duration_text, parameters_text, size_text
+from clusterprof.report.numbers import HOLD_OUT_MORE, counted, duration_text, parameters_text, size_text
 from clusterprof.statistics import FEWEST_TO_TELL
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class TuneProgress:
         if asked != 0 and len(longer.held_out) < FEWEST_TO_TELL:
             say(
                 self._console,
-                f"Fewer than {FEWEST_TO_TELL} held-out prompts cannot show a difference; give more data, or raise "
-                "--holdout, which tuning on fewer (--samples) leaves more rows for.",
+                f"Fewer than {FEWEST_TO_TELL} held-out prompts cannot show a difference; {HOLD_OUT_MORE}",
                 style="yellow",
             )
         if "accumulated" in METHODS[self._settings.method].needs:
