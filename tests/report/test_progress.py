@@ -105,6 +105,26 @@ def test_slow_captures_are_told_beforehand() -> None:
     assert "longer\n" not in said["clusterattn"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "there", "short", "warned"),
+    [
+        (None, 6, False, False),
+        (None, 5, False, True),
+        (8, 5, True, True),
+        (8, 7, True, False),
+        (0, 0, False, False),
+    ],
+)
+def test_few_held_out_prompts_are_told_beforehand(
+    asked: int | None, there: int, short: bool, warned: bool
+) -> None:
+    log, file = console(terminal=False)
+    held_out = tuple(prompt(str(number), 100) for number in range(there))
+    TuneProgress(log, TuneSettings(sizes=(64,), holdout=asked)).prepared(Samples(ONE.tuning, held_out))
+    assert ("8 were asked for, and there are no other rows" in file.getvalue()) == short
+    assert ("Fewer than 6 held-out prompts cannot show a difference" in file.getvalue()) == warned
+
+
 def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
     log, file = console(terminal=False)
     progress = TuneProgress(log, TuneSettings(sizes=(64,), window="query"))
