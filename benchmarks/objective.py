@@ -60,39 +60,42 @@ def main() -> None:
 
     model, tokenizer = load_model("builtin")
     session = Session.open(model, tokenizer, cache_dir(), decode_tokens=DECODE_TOKENS)
-    prompts = _prompts(tokenizer, arguments.workload, arguments.tuning + arguments.held_out)
-    tuning = [_capture(session, prompt) for prompt in prompts[: arguments.tuning]]
+    prompts = prompts_of(tokenizer, arguments.workload, arguments.tuning + arguments.held_out)
+    tuning = [capture_of(session, prompt) for prompt in prompts[: arguments.tuning]]
     candidates = {
-        size: _points(search_space("clusterattn", tuning, size, WINDOW, "kl"), arguments.points)
+        size: points_of(search_space("clusterattn", tuning, size, WINDOW, "kl"), arguments.points)
         for size in arguments.sizes
     }
     done = {(record["role"], record["prompt"]) for record in _read(arguments.file)}
     with arguments.file.open("a") as file:
         for prompt, capture in zip(prompts, tuning, strict=False):
             if ("tuning", prompt.id) not in done:
-                _write(file, "tuning", prompt.id, _replayed(model, capture, candidates))
+                _write(file, "tuning", prompt.id, replayed(model, capture, candidates))
         if arguments.workload == "needle":
             for name, scores in _answered(session, candidates, arguments.held_out, done):
                 _write(file, "held-out", name, scores)
         else:
             for prompt in prompts[arguments.tuning :]:
                 if ("held-out", prompt.id) not in done:
-                    scores = _replayed(model, _capture(session, prompt), candidates)
+                    scores = replayed(model, capture_of(session, prompt), candidates)
                     _write(file, "held-out", prompt.id, scores)
     _report(Measured.read(arguments.file, arguments.workload), arguments.sizes, arguments.workload)
 
 
-def _prompts(tokenizer: PreTrainedTokenizerBase, workload: str, count: int) -> list[Prompt]:
+def prompts_of(tokenizer: PreTrainedTokenizerBase, workload: str, count: int) -> list[Prompt]:
+    """So many prompts of a built-in workload."""
     dataset = load_dataset(workload, tokenizer=tokenizer, tokens=TOKENS)
     rows = sample_rows(dataset, samples=count)
     return [build_prompt(row, tokenizer, max_tokens=TOKENS) for row in rows]
 
 
-def _capture(session: Session, prompt: Prompt) -> Capture:
+def capture_of(session: Session, prompt: Prompt) -> Capture:
+    """The capture of a prompt, made or found."""
     return find_capture(session.model, session.tokenizer, prompt, session.captures, window=WINDOW)
 
 
-def _points(space: SearchSpace, count: int) -> list[Compression]:
+def points_of(space: SearchSpace, count: int) -> list[Compression]:
+    """Points spread evenly over a space."""
     names = list(space.distributions)
     unit = qmc.Sobol(len(names), seed=0).random(count)
     return [
@@ -114,9 +117,10 @@ def _at(space: SearchSpace, name: str, place: float) -> Any:
     return values[int(place * len(values))]
 
 
-def _replayed(
+def replayed(
     model: PreTrainedModel, capture: Capture, candidates: dict[int, list[Compression]]
 ) -> dict[int, list[Record]]:
+    """Each candidate's scores on a capture, by size."""
     evaluator = Evaluator(model, [capture])
     return {
         size: [

@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+import clusterprof
+
 COMMAND_LINE_ONLY = {"typer", "optuna", "datasets", "pyarrow", "matplotlib", "rich"}
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "sklearn"}
 
@@ -14,6 +16,10 @@ def loaded_by(statement: str) -> set[str]:
     names = set(finished.stdout.split())
     assert "clusterprof" in names
     return names
+
+
+def test_package_shows_what_it_has_without_loading_it() -> None:
+    assert dir(clusterprof) == ["Profile", "__version__", "compress"]
 
 
 def test_package_loads_nothing_heavy() -> None:

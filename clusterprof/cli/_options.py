@@ -171,7 +171,7 @@ Fraction = Annotated[
         callback=_share,
         metavar="SHARE",
         help="Share of the rows to tune on.",
-        show_default="0.2",
+        show_default="0.2, but at least 6 rows, or half of fewer than 12",
         rich_help_panel=_DATA,
     ),
 ]
@@ -185,7 +185,7 @@ Holdout = Annotated[
         min=0,
         max=MOST,
         help="Other rows, to judge the result by.",
-        show_default="as many as are tuned on",
+        show_default="as many as are tuned on, at least 6",
         rich_help_panel=_DATA,
     ),
 ]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from clusterprof.profiling.settings import TuneSettings
     from clusterprof.profiling.target import Target, TargetResult
-    from clusterprof.profiling.tune import TuneResult
+    from clusterprof.profiling.tune import SetAside, TuneResult
 
 
 def size_of(result: "TuneResult") -> int:
@@ -83,6 +83,14 @@ def _target(target: "Target", tests: "Mapping[int, TargetResult]") -> dict[str, 
     }
 
 
+def _set_aside(set_aside: "SetAside") -> dict[str, Any]:
+    return {
+        "method": set_aside.method.model_dump(),
+        "tuning": set_aside.value,
+        "difference": asdict(set_aside.difference),
+    }
+
+
 def _entry(result: "TuneResult", path: Path) -> dict[str, Any]:
     results = result.profile.results
     return {
@@ -105,6 +113,7 @@ def _entry(result: "TuneResult", path: Path) -> dict[str, Any]:
             }
             for scored in result.judgement.methods
         ],
+        "set_aside": None if result.set_aside is None else _set_aside(result.set_aside),
         "per_layer": None
         if result.per_layer is None
         else {"tried": result.per_layer.tried, "replays": result.per_layer.replays},

@@ -115,7 +115,7 @@ def tune(
         sampler=sampler,
         trials=trials,
         timeout=timeout,
-        fraction=0.2 if fraction is None else fraction,
+        fraction=fraction,
         samples=samples,
         holdout=holdout,
         seed=seed,
@@ -294,7 +294,13 @@ def _run(
 
 def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") -> None:
     from clusterprof.report.console import say
-    from clusterprof.report.methods import differences_table, methods_table, per_layer_verdict, verdict
+    from clusterprof.report.methods import (
+        differences_table,
+        methods_table,
+        per_layer_verdict,
+        set_aside_verdict,
+        verdict,
+    )
     from clusterprof.report.numbers import counted
 
     judgement = result.judgement
@@ -303,6 +309,8 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     console.print(differences_table(judgement, settings.objective))
     for sentence in verdict(judgement, space=space, objective=settings.objective):
         say(console, sentence)
+    if result.set_aside is not None:
+        say(console, set_aside_verdict(result.set_aside, space=space, objective=settings.objective))
     if result.per_layer is not None:
         say(console, per_layer_verdict(judgement, result.per_layer, settings.objective))
     if result.interrupted:

@@ -56,7 +56,7 @@ def open_file(path: Path) -> IO[bytes]:
             raise DataError(f"{path} is not a regular file.")
         return path.open("rb")
     except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
+        raise DataError(f"There is no file {path}; check its path.") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 

@@ -50,10 +50,10 @@ def draw_samples(
         decide about values per layer, or to ever show the target, if both are asked for, or if the window is a
         prompt's question and that is not known, or takes all of a size in every prompt.
     """
-    rows = sample_rows(dataset, fraction=settings.fraction, samples=settings.samples, seed=settings.seed)
+    rows = _rows_to_tune_on(dataset, settings)
     drawn = {row.id for row in rows}
     rest = replace(dataset, rows=tuple(row for row in dataset.rows if row.id not in drawn))
-    wanted = len(rows) if settings.holdout is None else settings.holdout
+    wanted = max(len(rows), FEWEST_TO_TELL) if settings.holdout is None else settings.holdout
     held_out = sample_rows(rest, samples=wanted, seed=settings.seed) if wanted and rest.rows else ()
     samples = Samples(*(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)))
     for size in settings.sizes:
@@ -80,6 +80,17 @@ def draw_samples(
     for size in sorted(settings.sizes, reverse=True):
         _check_target(samples, dataset, settings, size)
     return samples
+
+
+def _rows_to_tune_on(dataset: Dataset, settings: TuneSettings) -> tuple[Row, ...]:
+    samples = settings.samples
+    if samples is None:
+        if settings.fraction is not None:
+            return sample_rows(dataset, fraction=settings.fraction, seed=settings.seed)
+        # 20 % of few rows show nothing, and without other rows nothing would be known of the result.
+        count = len(dataset.rows)
+        samples = max(round(0.2 * count), min(FEWEST_TO_TELL, count // 2), 1)
+    return sample_rows(dataset, samples=samples, seed=settings.seed)
 
 
 def _check_target(samples: Samples, dataset: Dataset, settings: TuneSettings, size: int) -> None:

@@ -14,6 +14,7 @@ from scipy.stats import wilcoxon
 from clusterprof.errors import ClusterprofError, CompressionError, spares_the_run
 from clusterprof.profile import Compression
 from clusterprof.profile.fields import without_credentials
+from clusterprof.profiling.choice import values_by_sample
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.interrupt import held_back_interrupt
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
@@ -141,7 +142,8 @@ def search(
             if not candidates:
                 return
             # Optuna's GP learns nothing from a trial that was pruned, and would try the same again.
-            best = None if sampler == "gp" else _best(study)
+            known_best = None if sampler == "gp" or not finished(study) else study.best_trial
+            best = None if known_best is None else values_by_sample(known_best)
             _evaluate(candidates, evaluator, objective, best)
             for candidate in candidates:
                 candidate.tell(study, objective)
@@ -220,14 +222,6 @@ def _evaluate(
                     values = [scores[objective] for scores in candidate.scores]
                     gains = np.subtract(values, best[: i + 1])
                     candidate.given_up = is_behind(gains if DIRECTIONS[objective] == "maximize" else -gains)
-
-
-def _best(study: optuna.Study) -> list[float] | None:
-    """The best trial's value on each sample."""
-    if not finished(study):
-        return None
-    values = study.best_trial.intermediate_values
-    return [values[step] for step in sorted(values)]
 
 
 def is_behind(gains: NDArray[np.float64], chance: float = SHOWN_WORSE) -> bool:

@@ -41,9 +41,9 @@ class TuneSettings:
     timeout : float, optional
         Seconds for each search.
     fraction, samples : float, int or None
-        Share or number of rows to tune on.
+        Share or number of rows to tune on; by default 20 %, but at least six, or half of fewer than 12.
     holdout : int, optional
-        Other rows, that judge the result; by default as many as are tuned on, or what is left.
+        Other rows, that judge the result; by default as many as are tuned on and at least six, or what is left.
     capture_memory : int
         Bytes that the files of all captures may take together, see
         :class:`clusterprof.profiling.store.CaptureStore`.
@@ -64,7 +64,7 @@ class TuneSettings:
     sampler: SamplerName = "tpe"
     trials: int = 50
     timeout: float | None = None
-    fraction: float = 0.2
+    fraction: float | None = None
     samples: int | None = None
     holdout: int | None = None
     seed: int = 0

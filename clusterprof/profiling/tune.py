@@ -13,6 +13,7 @@ from clusterprof.data import Dataset
 from clusterprof.errors import ClusterprofError
 from clusterprof.methods import METHODS, MethodConfig, default_method
 from clusterprof.profile import Compression, DatasetRecord, ModelIdentity, Profile, Search
+from clusterprof.profiling.choice import choose
 from clusterprof.profiling.collect import Captured, capture_all
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.judge import Judgement, judge
@@ -29,13 +30,30 @@ from clusterprof.profiling.study import Studies
 from clusterprof.profiling.target import TargetResult
 from clusterprof.runtime.attention import decoder_of
 from clusterprof.runtime.cache import plain_layers
-from clusterprof.statistics import FEWEST_TO_TELL
+from clusterprof.statistics import FEWEST_TO_TELL, Estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # What a tuned method has to be no worse than, tuned itself.
 _RIVAL = "snapkv"
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Values that a search found best and that are not taken.
+
+    Attributes
+    ----------
+    value : float
+        Their objective on the tuning prompts.
+    difference : Estimate
+        Minus that of the values taken, prompt by prompt.
+    """
+
+    method: MethodConfig
+    value: float
+    difference: Estimate
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,8 @@ class TuneResult:
         replays of its and SnapKV's search, each of one sample.
     interrupted : bool
         The search was stopped by Ctrl-C; the result rests on the trials finished until then.
+    set_aside : SetAside, optional
+        What the search found best, where the tuning prompts do not show it to be better than what it began with.
     per_layer : PerLayer, optional
         What the search for other values in groups of layers found, if it was asked for.
     target : TargetResult, optional
@@ -63,15 +83,17 @@ class TuneResult:
     samples: dict[str, int]
     timings: dict[str, float]
     interrupted: bool
+    set_aside: SetAside | None = None
     per_layer: PerLayer | None = None
     target: TargetResult | None = None
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a search found: the best point, and the study it is from."""
+    """What a search found: the point that is taken, and the study it is from."""
 
     best: Compression
+    set_aside: SetAside | None
     space: SearchSpace
     study: optuna.Study
     interrupted: bool
@@ -231,6 +253,7 @@ class _Tuner:
                 "replays": evaluator.replays,
             },
             interrupted=interrupted,
+            set_aside=found.set_aside,
             per_layer=per_layer,
             target=None if target is None else target.check(judgement.tuned if judgement.held_out else ()),
         )
@@ -286,7 +309,8 @@ class _Tuner:
     ) -> _Found:
         """Search a method's parameters, and say whether Ctrl-C ended it; what was finished by then counts.
 
-        Where the method can do what its rival does, the search begins there.
+        Where the method can do what its rival does, the search begins there, and ends there, too, or at the paper's
+        values, unless it finds what is shown to be better.
         """
         settings = self.settings
         space = self._space(method, size, tuning)
@@ -326,7 +350,12 @@ class _Tuner:
             raise ClusterprofError(
                 "No trial finished, so there is no profile; give the search a longer --timeout."
             )
-        return _Found(space.compression(study.best_params), space, study, interrupted)
+        known = [] if start is None else [space.first, start]
+        taken, difference = choose(study, known, seed=settings.seed)
+        set_aside = None
+        if difference is not None:
+            set_aside = SetAside(space.compression(study.best_params).method, study.best_value, difference)
+        return _Found(space.compression(taken.params), set_aside, space, study, interrupted)
 
     def _space(self, method: str, size: int, tuning: Captured) -> SearchSpace:
         return search_space(method, tuning.captures, size, self.settings.window, self.settings.objective)

@@ -35,7 +35,9 @@ def comparison_sheet(
     others = references(records) if against is None else [it for it in against if it in methods_in(records)]
     rows = summarise(records, metric, over=over, against=others)
     sizes = dict.fromkeys(row.cell.size for row in rows if row.cell.size is not None)
-    winners = {(winner(records, metric, size, over=over, lower=spec.lower_is_better), size) for size in sizes}
+    winners = {
+        (winner(records, metric, size, over=over, lower=spec.better == "lower"), size) for size in sizes
+    }
     by_cell = {row.cell: row for row in rows}
 
     def numbers(cell: Cell) -> tuple[Entry, ...]:
@@ -46,7 +48,7 @@ def comparison_sheet(
 
     notes = [note, *_uneven(records, metric), *_special(records)]
     full = [row.mean.mean for row in rows if row.cell.method == FULL]
-    if full and not any(full) and not spec.lower_is_better:
+    if full and not any(full) and spec.better == "higher":
         notes.append(
             "The full cache has 0: the model itself cannot do this, so nothing shows about the methods."
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from clusterprof.profiling.judge import Judgement, MethodResult
     from clusterprof.profiling.per_layer import PerLayer
+    from clusterprof.profiling.tune import SetAside
     from clusterprof.statistics import Estimate
 
 # Objective and heading; what is left out would make the table wider than 80 columns.
@@ -167,6 +168,24 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     return sentences
 
 
+def set_aside_verdict(
+    set_aside: "SetAside", *, space: Mapping[str, object], objective: "ObjectiveName"
+) -> str:
+    """Say in a sentence why the values that a search found best are not those of the profile."""
+    found = parameters_text({name: set_aside.method.model_dump()[name] for name in space})
+    behind = set_aside.difference
+    numbers = f"{objective} {set_aside.value:.{_DIGITS}f}, difference {behind.mean:+.{_DIGITS}f}"
+    if behind.samples < FEWEST_TO_TELL:
+        why = f"fewer than {FEWEST_TO_TELL} prompts cannot show that they are better"
+    else:
+        numbers += f", 95 %: {_interval(behind)}"
+        why = "too little to show that they are better"
+    return (
+        f"On the {counted(behind.samples, 'prompt')} tuned on, the search did better with {found} ({numbers}): {why}, "
+        "so the profile has the values that it began with."
+    )
+
+
 def per_layer_verdict(judgement: "Judgement", per_layer: "PerLayer", objective: "ObjectiveName") -> str:
     """Say in a sentence whether other values in groups of layers won, and what it took to know."""
     cost = f"{per_layer.tried} combinations tried in {per_layer.replays:,} more replays"
@@ -198,7 +217,7 @@ def _against_default(
     tuned, default = judgement.methods[:2]
     shown = f"{owner} ({_point(default, space)})"
     if tuned.method == default.method and not tuned.overrides:
-        return f"The search found nothing better than {shown}."
+        return f"The search found nothing that is shown to be better than {shown}."
     assert default.behind is not None
     words = {
         "better": "beats",

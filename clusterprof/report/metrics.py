@@ -1,6 +1,7 @@
 """Metrics as people read them: names, digits, and which direction is better."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -15,24 +16,24 @@ class Metric:
         What it is, in a few words.
     digits : int
         After the point.
-    lower_is_better : bool
-        Whether less of it is more.
+    better : str
+        "higher", "lower", or "neither" of what only describes.
     """
 
     name: str
     title: str
     digits: int = 3
-    lower_is_better: bool = False
+    better: Literal["higher", "lower", "neither"] = "higher"
 
     @property
     def heading(self) -> str:
-        """Return the name with an arrow in the better direction."""
-        return f"{self.name} {'↓' if self.lower_is_better else '↑'}"
+        """Return the name with an arrow in the better direction, if there is one."""
+        return f"{self.name} {_ARROWS[self.better]}".rstrip()
 
     @property
     def direction(self) -> str:
         """Return the same in words."""
-        return f"{'lower' if self.lower_is_better else 'higher'} is better"
+        return f"{self.better} is better"
 
     def text(self, value: float) -> str:
         """Return a value with the metric's digits."""
@@ -48,16 +49,17 @@ class Metric:
         return f"{rounded:{sign}.{self.digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+_ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
 _METRICS = (
     Metric("accuracy", "share of right answers"),
     Metric("rouge1", "ROUGE-1, words shared with the needle"),
     Metric("score", "LongBench score, 0 to 100", digits=1),
-    Metric("loss", "loss after the first token, nats per token", lower_is_better=True),
-    Metric("perplexity", "perplexity of the reference answer", digits=2, lower_is_better=True),
+    Metric("loss", "loss after the first token, nats per token", better="lower"),
+    Metric("perplexity", "perplexity of the reference answer", digits=2, better="lower"),
     Metric("hit_rate", "hit rate"),
-    Metric("window_share", "share of the prompt that the window marks"),
-    Metric("kl", "KL divergence of the next token's distribution", digits=4, lower_is_better=True),
-    Metric("log_kl", "logarithm of the next token's KL divergence, mean over tokens", lower_is_better=True),
+    Metric("window_share", "share of the prompt that the window marks", better="neither"),
+    Metric("kl", "KL divergence of the next token's distribution", digits=4, better="lower"),
+    Metric("log_kl", "logarithm of the next token's KL divergence, mean over tokens", better="lower"),
     Metric("agreement", "share of steps with the same next token"),
     Metric("cosine", "cosine similarity of attention, at the kept positions", digits=4),
     Metric("cosine_padded", "cosine similarity of attention, at all positions", digits=4),

@@ -40,9 +40,13 @@ def test_held_out_rows_are_never_among_the_tuned_ones(loaded: Loaded, options: d
 @pytest.mark.parametrize(
     ("options", "tuned", "held_out"),
     [
-        # A fifth, and as many again.
-        ({}, 4, 4),
+        # So many that a difference can be shown, unless it is said otherwise.
+        ({}, 6, 6),
+        ({"fraction": 0.2}, 4, 6),
+        ({"samples": 1}, 1, 6),
         ({"samples": 6}, 6, 6),
+        # As many again.
+        ({"samples": 7}, 7, 7),
         ({"samples": 6, "holdout": 2}, 6, 2),
         ({"samples": 6, "holdout": 0}, 6, 0),
         # No more than what is left.
@@ -54,6 +58,24 @@ def test_held_out_rows_are_never_among_the_tuned_ones(loaded: Loaded, options: d
 )
 def test_so_many_are_held_out(loaded: Loaded, options: dict[str, Any], tuned: int, held_out: int) -> None:
     samples = drawn(loaded, **options)
+    assert (len(samples.tuning), len(samples.held_out)) == (tuned, held_out)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tuned", "held_out"),
+    [
+        (1, 1, 0),
+        (2, 1, 1),
+        (5, 2, 3),
+        (11, 5, 6),
+        (12, 6, 6),
+        (29, 6, 6),
+        (40, 8, 8),
+        (100, 20, 20),
+    ],
+)
+def test_a_fifth_is_tuned_on_but_not_too_few(loaded: Loaded, rows: int, tuned: int, held_out: int) -> None:
+    samples = drawn(loaded, dataset(range(50, 50 + rows)))
     assert (len(samples.tuning), len(samples.held_out)) == (tuned, held_out)
 
 

@@ -273,6 +273,9 @@ def test_other_benchmarks_have_their_scores() -> None:
     assert len(rows(ablation)) == 12
     (mine,) = sheets([record(bench="mine", scores={"speed": 1.0})])
     assert mine.headings[3] == "speed ↑"
+    # What only describes has no better direction.
+    (marked,) = sheets([record(bench="hit-rate", scores={"hit_rate": 1.0, "window_share": 0.5})])
+    assert marked.headings[-2:] == ("hit_rate ↑", "window_share")
     assert sheets(list(samples_run())) == []
 
 

@@ -11,10 +11,12 @@ from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling.judge import Judgement, MethodResult
 from clusterprof.profiling.objective import ObjectiveName, Scores
 from clusterprof.profiling.per_layer import PerLayer
+from clusterprof.profiling.tune import SetAside
 from clusterprof.report.methods import (
     differences_table,
     methods_table,
     per_layer_verdict,
+    set_aside_verdict,
     sizes_table,
     verdict,
 )
@@ -205,7 +207,7 @@ def test_too_few_prompts_show_nothing(
 def test_the_default_as_the_result_is_told() -> None:
     default = result("paper default", DEFAULT, behind=Estimate(0.0, 0.0, 0.0, 8))
     assert said(judgement(result("tuned", DEFAULT), default)) == [
-        "The search found nothing better than the paper's default (num_block 8, theta 0.002)."
+        "The search found nothing that is shown to be better than the paper's default (num_block 8, theta 0.002)."
     ]
 
 
@@ -252,8 +254,39 @@ def test_another_methods_default_is_its_own() -> None:
         "On these prompts ClusterAttn keeps the next token closer to the full cache's (KL).",
     ]
     assert said(judgement(result("tuned", SnapKV()), default), space=("kernel_size",)) == [
-        "The search found nothing better than SnapKV's default (kernel_size 5)."
+        "The search found nothing that is shown to be better than SnapKV's default (kernel_size 5)."
     ]
+
+
+@pytest.mark.parametrize(
+    ("difference", "numbers", "why"),
+    [
+        (
+            Estimate(-0.1878, -0.475, 0.0755, 8),
+            "difference -0.1878, 95 %: -0.4750 to +0.0755",
+            "too little to show that they are better",
+        ),
+        (
+            Estimate(-0.2, -0.3, -0.1, 5),
+            "difference -0.2000",
+            "fewer than 6 prompts cannot show that they are better",
+        ),
+        (
+            Estimate(-0.2, None, None, 2),
+            "difference -0.2000",
+            "fewer than 6 prompts cannot show that they are better",
+        ),
+    ],
+)
+def test_what_the_search_found_and_the_profile_does_not_have_is_told(
+    difference: Estimate, numbers: str, why: str
+) -> None:
+    aside = SetAside(ClusterAttn(num_block=19, theta=0.00376), -4.4307, difference)
+    sentence = set_aside_verdict(aside, space=dict.fromkeys(("num_block", "theta")), objective="log_kl")
+    assert sentence == (
+        f"On the {difference.samples} prompts tuned on, the search did better with num_block 19, theta 0.00376 (log_kl "
+        f"-4.4307, {numbers}): {why}, so the profile has the values that it began with."
+    )
 
 
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:
