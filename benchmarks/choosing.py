@@ -107,7 +107,9 @@ def _imitated(
     sign = -1 if DIRECTIONS[objective] == "minimize" else 1
     start = 1 + int(np.argmax(sign * tuning[:, 1 : 1 + 2 * len(KERNELS)].mean(axis=0)))
     searched = 1 + 2 * len(KERNELS) + rng.permutation(SPREAD)[:SEARCHED]
-    study = _study(tuning, [0, start, *searched.tolist()], objective)
+    found = int(searched[np.argmax(sign * tuning[:, searched].mean(axis=0))])
+    # The others would not be taken, and many trials take long to add.
+    study = _study(tuning, [0, start, found], objective)
     taken, _ = choose(study, [{"point": 0}, {"point": start}], seed=0)
     means = sign * others.mean(axis=0)
     best, chosen = (means[trial.params["point"]] - means[start] for trial in (study.best_trial, taken))

@@ -185,7 +185,7 @@ Holdout = Annotated[
         min=0,
         max=MOST,
         help="Other rows, to judge the result by.",
-        show_default="as many as are tuned on, at least 6",
+        show_default="as many as are tuned on, at least 6, and what a target takes",
         rich_help_panel=_DATA,
     ),
 ]

@@ -53,7 +53,10 @@ def draw_samples(
     rows = _rows_to_tune_on(dataset, settings)
     drawn = {row.id for row in rows}
     rest = replace(dataset, rows=tuple(row for row in dataset.rows if row.id not in drawn))
-    wanted = max(len(rows), FEWEST_TO_TELL) if settings.holdout is None else settings.holdout
+    wanted = settings.holdout
+    if wanted is None:
+        needed = 0 if settings.target is None else settings.target.prompts_needed
+        wanted = max(len(rows), FEWEST_TO_TELL, needed)
     held_out = sample_rows(rest, samples=wanted, seed=settings.seed) if wanted and rest.rows else ()
     samples = Samples(*(_prompts(model, tokenizer, part, settings) for part in (rows, held_out)))
     for size in settings.sizes:

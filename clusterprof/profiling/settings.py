@@ -43,7 +43,8 @@ class TuneSettings:
     fraction, samples : float, int or None
         Share or number of rows to tune on; by default 20 %, but at least six, or half of fewer than 12.
     holdout : int, optional
-        Other rows, that judge the result; by default as many as are tuned on and at least six, or what is left.
+        Other rows, that judge the result; by default as many as are tuned on, at least six, and at least as many as
+        can show the target, or what is left.
     capture_memory : int
         Bytes that the files of all captures may take together, see
         :class:`clusterprof.profiling.store.CaptureStore`.

@@ -9,6 +9,7 @@ from clusterprof.data import Dataset, sample_rows
 from clusterprof.errors import DataError
 from clusterprof.profiling.samples import Samples, draw_samples
 from clusterprof.profiling.settings import TuneSettings
+from clusterprof.profiling.target import Target
 from tests.profiling.test_tune import Loaded, dataset, loaded
 
 __all__ = ["loaded"]
@@ -77,6 +78,13 @@ def test_so_many_are_held_out(loaded: Loaded, options: dict[str, Any], tuned: in
 def test_a_fifth_is_tuned_on_but_not_too_few(loaded: Loaded, rows: int, tuned: int, held_out: int) -> None:
     samples = drawn(loaded, dataset(range(50, 50 + rows)))
     assert (len(samples.tuning), len(samples.held_out)) == (tuned, held_out)
+
+
+def test_as_many_are_held_out_as_a_target_takes(loaded: Loaded) -> None:
+    for share, needed in ((0.8, 14), (0.6, 6), (0.5, 6)):
+        target = Target("agreement", 0.9, share)
+        assert len(drawn(loaded, samples=4, target=target).held_out) == needed
+    assert len(drawn(loaded, samples=6, target=Target("agreement", 0.9), holdout=14).held_out) == 14
 
 
 def test_holding_out_does_not_change_what_is_tuned_on(loaded: Loaded) -> None:

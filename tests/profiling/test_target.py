@@ -217,11 +217,13 @@ def nothing_captured(monkeypatch: pytest.MonkeyPatch) -> None:
             "takes at least 14 held-out prompts to show at --size 50, and 0 can be used there; "
             "raise --holdout from 0 to 14.",
         ),
-        ({"data": dataset(range(60, 90)), "holdout": None}, "raise --holdout from 4 to 14."),
-        (
-            {"data": dataset(range(60, 72))},
-            "texts has 8 rows besides the 4 that are tuned on: give more data, tune on fewer rows (--samples), or "
-            "lower --target-share.",
+        *(
+            (
+                {"data": dataset(range(60, 72)), "holdout": holdout},
+                "texts has 8 rows besides the 4 that are tuned on: give more data, tune on fewer rows (--samples), or "
+                "lower --target-share.",
+            )
+            for holdout in (None, 14)
         ),
         # Rows of up to 50 tokens are no prompts at that size.
         ({"data": dataset(range(45, 95)), "holdout": 14, "seed": 2}, "or more."),
