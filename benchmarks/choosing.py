@@ -32,6 +32,8 @@ from clusterprof.profiling.spaces import SearchSpace, search_space
 
 KERNELS = (1, 3, 5, 9, 13, 19, 25, 31, 37, 45, 53, 63)
 SPREAD, SEARCHED = 64, 48
+# Of one prompt, each point's scores.
+ScoresBySize = dict[str, list[dict[str, float]]]
 
 
 def main() -> None:
@@ -50,15 +52,21 @@ def main() -> None:
     # The range of theta is that of these.
     captures = [capture_of(session, prompt) for prompt in prompts[:8]]
     candidates = {size: _candidates(captures, size) for size in arguments.sizes}
-    known = arguments.file.read_text().splitlines() if arguments.file.exists() else []
-    done = {json.loads(line)["prompt"] for line in known}
+    done = _read(arguments.file)
     with arguments.file.open("a") as file:
         for prompt in prompts:
             if prompt.id not in done:
                 scores = replayed(model, capture_of(session, prompt), candidates)
                 file.write(json.dumps({"prompt": prompt.id, "scores": scores}) + "\n")
                 file.flush()
-    _report(arguments.file, arguments.sizes, arguments.tuned_on, arguments.repeats)
+    done = _read(arguments.file)
+    scores_by_prompt = [done[prompt.id] for prompt in prompts]
+    _report(scores_by_prompt, arguments.sizes, arguments.tuned_on, arguments.repeats)
+
+
+def _read(path: Path) -> dict[str, ScoresBySize]:
+    records = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return {record["prompt"]: record["scores"] for record in records}
 
 
 def _candidates(captures: Sequence[Capture], size: int) -> list[Compression]:
@@ -77,12 +85,18 @@ def _snapkv(space: SearchSpace) -> list[Compression]:
     ]
 
 
-def _report(path: Path, sizes: Sequence[int], tuned_on: Sequence[int], repeats: int) -> None:
+def _report(
+    records: Sequence[ScoresBySize], sizes: Sequence[int], tuned_on: Sequence[int], repeats: int
+) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     print("| objective | tuned on | taken | ahead of the start by, mean | ahead | behind |")
     print("|---|---|---|---|---|---|")
     for objective in DIRECTIONS:
-        tables = [_table(path, objective, size) for size in sizes]
+        # Prompts by points.
+        tables = [
+            np.array([[point[objective] for point in record[str(size)]] for record in records])
+            for size in sizes
+        ]
         for count in tuned_on:
             # The same prompts and points for each objective.
             rng = np.random.default_rng(0)
@@ -90,12 +104,6 @@ def _report(path: Path, sizes: Sequence[int], tuned_on: Sequence[int], repeats: 
             for name, each in zip(("the best", "the best if shown"), np.array(gains).T, strict=True):
                 ahead, behind = (each > 0).mean(), (each < 0).mean()
                 print(f"| {objective} | {count} | {name} | {each.mean():+.4f} | {ahead:.2f} | {behind:.2f} |")
-
-
-def _table(path: Path, objective: ObjectiveName, size: int) -> Values:
-    """Prompts by points."""
-    records = [json.loads(line)["scores"][str(size)] for line in path.read_text().splitlines()]
-    return np.array([[point[objective] for point in record] for record in records])
 
 
 def _imitated(
