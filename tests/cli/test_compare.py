@@ -68,7 +68,7 @@ def snapkv(tuned: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def on_lines(tune: Tune) -> Path:
-    return tune("lines", "lines", "--tokens", 400, "--samples", 2)
+    return tune("lines", "lines", "--tokens", 400, "--samples", 2, "--holdout", 2)
 
 
 @pytest.fixture
@@ -288,8 +288,8 @@ def test_rows_of_longbench_that_cannot_be_scored_are_found_before_the_model_is_l
 
     rows[2]["answers"] = []
     write()
-    profile = tune("qasper", "qasper", "--data-dir", tmp_path, "--samples", 1)
-    seen = Profile.load(profile).dataset.sampled_ids
+    profile = tune("qasper", "qasper", "--data-dir", tmp_path, "--samples", 1, "--holdout", 1)
+    seen = seen_by(profile)
     assert "q2" not in seen
     finished = compare(profile, "--data-dir", tmp_path, "--model", "no/such/model")
     assert "Row 'q2' of qasper has no answers to score against" in refusal(finished)

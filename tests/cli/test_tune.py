@@ -34,7 +34,7 @@ def test_json_is_one_document_that_agrees_with_the_profile(tuned: Finished) -> N
     assert tuned.json()["target"] is None
     document = only(tuned)
     assert document.keys() == {
-        "profile", "best", "judged_on", "methods", "per_layer", "samples", "timings", "interrupted",
+        "profile", "best", "judged_on", "methods", "set_aside", "per_layer", "samples", "timings", "interrupted",
     }  # fmt: skip
     profile = Profile.load(document["profile"])
     assert document["best"] == {
@@ -97,6 +97,30 @@ def test_a_log_tells_what_happens_without_control_characters(tuned: Finished, mo
     assert rows == LABELS + LABELS[1:-1]
 
 
+def test_what_the_search_found_and_the_profile_has_not_is_told(
+    run: Run, model_folder: Path, dataset_file: Path
+) -> None:
+    finished = run(
+        "tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--trials", 16, "--json",
+        "--objective", "kl",
+    )  # fmt: skip
+    document = only(finished)
+    aside = document["set_aside"]
+    assert aside.keys() == {"method", "tuning", "difference"}
+    assert aside["tuning"] < document["best"]["tuning"]
+    assert aside["difference"]["mean"] == pytest.approx(
+        aside["tuning"] - document["best"]["tuning"], abs=1e-6
+    )
+    assert aside["difference"]["samples"] == 3
+    assert aside["method"] != document["best"]["method"]
+    [sentence] = [line for line in finished.err.splitlines() if "the search did better with" in line]
+    assert f"num_block {aside['method']['num_block']}, theta" in sentence
+    assert f"kl {aside['tuning']:.4f}, difference {aside['difference']['mean']:+.4f}" in sentence
+    assert sentence.endswith(
+        "fewer than 6 prompts cannot show that they are better, so the profile has the values that it began with."
+    )
+
+
 def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Path) -> None:
     finished = run(
         "tune", "--dataset", dataset_file, "--model", model_folder, *QUICK, "--trials", 1, "--seed", 2**32 - 1
@@ -106,7 +130,7 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
     assert path.parts[0] == "profiles"
     assert Profile.load(path).search.trials == 1
     # One trial is the paper's default itself.
-    assert "nothing better than the paper's default" in finished.err
+    assert "nothing that is shown to be better than the paper's default" in finished.err
 
 
 def test_another_method_has_a_profile_of_its_own(run: Run, model_folder: Path, dataset_file: Path) -> None:
