@@ -310,7 +310,9 @@ def _report(result: "TuneResult", settings: "TuneSettings", console: "Console") 
     for sentence in verdict(judgement, space=space, objective=settings.objective):
         say(console, sentence)
     if result.set_aside is not None:
-        say(console, set_aside_verdict(result.set_aside, space=space, objective=settings.objective))
+        say(
+            console, set_aside_verdict(result.set_aside, judgement, space=space, objective=settings.objective)
+        )
     if result.per_layer is not None:
         say(console, per_layer_verdict(judgement, result.per_layer, settings.objective))
     if result.interrupted:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
+from clusterprof.profiling.objective import DIRECTIONS, OF_ATTENTION, ObjectiveName
 from clusterprof.report.numbers import HOLD_OUT_MORE, counted, listed, overrides_text, parameters_text
 from clusterprof.statistics import FEWEST_TO_TELL
 
@@ -158,6 +158,8 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     if same:
         sentences.append(f"On these prompts it keeps the same tokens as {listed(same)}.")
     # The cosine cannot compare methods, only points within one; the divergence of the next token can.
+    if objective not in OF_ATTENTION:
+        sentences += [_beaten(other, objective) for other in others if _is_better(other, objective)]
     candidates = {owner: default, **{other.label: other for other in others if other.method}}
     ahead = [label for label, result in candidates.items() if _kl(result) < _kl(tuned)]
     if ahead:
@@ -168,21 +170,43 @@ def verdict(judgement: "Judgement", *, space: Mapping[str, object], objective: "
     return sentences
 
 
+def _is_better(other: "MethodResult", objective: "ObjectiveName") -> bool:
+    behind = other.behind
+    return other.method is not None and behind is not None and _shown(behind, objective) == "worse"
+
+
+def _beaten(other: "MethodResult", objective: "ObjectiveName") -> str:
+    assert other.method is not None
+    return (
+        f"{other.label} is shown to be better on {objective} than the tuned values; --method {other.method.name} "
+        "makes a profile of it."
+    )
+
+
 def set_aside_verdict(
-    set_aside: "SetAside", *, space: Mapping[str, object], objective: "ObjectiveName"
+    set_aside: "SetAside",
+    judgement: "Judgement",
+    *,
+    space: Mapping[str, object],
+    objective: "ObjectiveName",
 ) -> str:
     """Say in a sentence why the values that a search found best are not those of the profile."""
     found = parameters_text({name: set_aside.method.model_dump()[name] for name in space})
     behind = set_aside.difference
-    numbers = f"{objective} {set_aside.value:.{_DIGITS}f}, difference {behind.mean:+.{_DIGITS}f}"
+    values = f"{set_aside.value:.{_DIGITS}f} against {set_aside.value - behind.mean:.{_DIGITS}f}"
+    numbers = f"{objective} {values}, difference {behind.mean:+.{_DIGITS}f}"
     if behind.samples < FEWEST_TO_TELL:
-        why = f"fewer than {FEWEST_TO_TELL} prompts cannot show that they are better"
+        why = f"fewer than {FEWEST_TO_TELL} prompts cannot show that it is better"
     else:
         numbers += f", 95 %: {_interval(behind)}"
-        why = "too little to show that they are better"
+        why = "too little to show that it is better"
+    tuned, default = judgement.methods[:2]
+    start = (
+        "the paper's default" if tuned.method == default.method else "the values nearest to tuned SnapKV's"
+    )
     return (
         f"On the {counted(behind.samples, 'prompt')} tuned on, the search did better with {found} ({numbers}): {why}, "
-        "so the profile has the values that it began with."
+        f"so the profile has what the search began with, {start}."
     )
 
 

@@ -60,7 +60,14 @@ class TuneProgress:
         if asked is not None and len(samples.held_out) < asked:
             held_out += f"; {asked} were asked for, and there are no other rows"
         say(self._console, f"held out {held_out}")
-        if asked != 0 and len(longer.held_out) < FEWEST_TO_TELL:
+        if asked != 0 and not longer.held_out:
+            say(
+                self._console,
+                "No other row can judge the result, so the prompts tuned on will have to; give more data, or tune on "
+                "fewer (--samples).",
+                style="yellow",
+            )
+        elif asked != 0 and len(longer.held_out) < FEWEST_TO_TELL:
             say(
                 self._console,
                 f"Fewer than {FEWEST_TO_TELL} held-out prompts cannot show a difference; {HOLD_OUT_MORE}",

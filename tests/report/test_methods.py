@@ -263,30 +263,61 @@ def test_another_methods_default_is_its_own() -> None:
     [
         (
             Estimate(-0.1878, -0.475, 0.0755, 8),
-            "difference -0.1878, 95 %: -0.4750 to +0.0755",
-            "too little to show that they are better",
+            "-4.4307 against -4.2429, difference -0.1878, 95 %: -0.4750 to +0.0755",
+            "too little to show that it is better",
         ),
         (
             Estimate(-0.2, -0.3, -0.1, 5),
-            "difference -0.2000",
-            "fewer than 6 prompts cannot show that they are better",
+            "-4.4307 against -4.2307, difference -0.2000",
+            "fewer than 6 prompts cannot show that it is better",
         ),
         (
             Estimate(-0.2, None, None, 2),
-            "difference -0.2000",
-            "fewer than 6 prompts cannot show that they are better",
+            "-4.4307 against -4.2307, difference -0.2000",
+            "fewer than 6 prompts cannot show that it is better",
         ),
     ],
 )
+@pytest.mark.parametrize(
+    ("taken", "start"), [(DEFAULT, "the paper's default"), (TUNED, "the values nearest to tuned SnapKV's")]
+)
 def test_what_the_search_found_and_the_profile_does_not_have_is_told(
-    difference: Estimate, numbers: str, why: str
+    difference: Estimate, numbers: str, why: str, taken: ClusterAttn, start: str
 ) -> None:
     aside = SetAside(ClusterAttn(num_block=19, theta=0.00376), -4.4307, difference)
-    sentence = set_aside_verdict(aside, space=dict.fromkeys(("num_block", "theta")), objective="log_kl")
+    judged = judgement(result("tuned", taken), result("paper default", DEFAULT, behind=AROUND))
+    sentence = set_aside_verdict(
+        aside, judged, space=dict.fromkeys(("num_block", "theta")), objective="log_kl"
+    )
     assert sentence == (
         f"On the {difference.samples} prompts tuned on, the search did better with num_block 19, theta 0.00376 (log_kl "
-        f"-4.4307, {numbers}): {why}, so the profile has the values that it began with."
+        f"{numbers}): {why}, so the profile has what the search began with, {start}."
     )
+
+
+@pytest.mark.parametrize(
+    ("behind", "objective", "told"),
+    [
+        (ABOVE, "log_kl", True),
+        (BELOW, "log_kl", False),
+        (AROUND, "log_kl", False),
+        (replace(ABOVE, samples=5), "log_kl", False),
+        (BELOW, "agreement", True),
+        (ABOVE, "agreement", False),
+        # The attention of two methods cannot be compared.
+        (BELOW, "cosine", False),
+    ],
+)
+def test_what_is_shown_to_be_better_is_named_with_what_tunes_it(
+    behind: Estimate, objective: ObjectiveName, told: bool
+) -> None:
+    tuned, default = result("tuned", TUNED), result("paper default", DEFAULT, behind=AROUND)
+    rival = result("SnapKV tuned", SnapKV(kernel_size=15, pooling="max"), behind=behind)
+    sentence = (
+        f"SnapKV tuned is shown to be better on {objective} than the tuned values; --method snapkv makes a profile of "
+        "it."
+    )
+    assert (sentence in said(judgement(tuned, default, rival), objective=objective)) == told
 
 
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:

@@ -113,6 +113,7 @@ def test_slow_captures_are_told_beforehand() -> None:
         (8, 5, True, True),
         (8, 7, True, False),
         (0, 0, False, False),
+        (None, 0, False, False),
     ],
 )
 def test_few_held_out_prompts_are_told_beforehand(
@@ -123,6 +124,8 @@ def test_few_held_out_prompts_are_told_beforehand(
     TuneProgress(log, TuneSettings(sizes=(64,), holdout=asked)).prepared(Samples(ONE.tuning, held_out))
     assert ("8 were asked for, and there are no other rows" in file.getvalue()) == short
     assert ("Fewer than 6 held-out prompts cannot show a difference" in file.getvalue()) == warned
+    alone = asked is None and there == 0
+    assert ("so the prompts tuned on will have to" in file.getvalue()) == alone
 
 
 def test_a_prompt_that_is_not_even_tried_is_left_out() -> None:
