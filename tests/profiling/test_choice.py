@@ -93,6 +93,13 @@ def test_a_known_point_that_was_given_up_is_not_returned_to() -> None:
     assert taken(study_of(points, given_up=[0, 1])) == 7
 
 
+def test_where_what_was_known_is_the_best_nothing_is_left_out() -> None:
+    for best in (0, 1):
+        study = study_of({best: [1.0, 1.2] * 4, 1 - best: [2.0] * 8, 7: [1.1, 1.2] * 4})
+        trial, difference = choose(study, KNOWN, seed=0)
+        assert (trial.params["x"], difference) == (best, None)
+
+
 def test_equal_values_stay_at_what_was_known() -> None:
     assert taken(study_of({7: [1.0] * 8, 1: [1.0] * 8})) == 1
 

@@ -71,6 +71,7 @@ def test_so_many_are_held_out(loaded: Loaded, options: dict[str, Any], tuned: in
         (11, 5, 6),
         (12, 6, 6),
         (29, 6, 6),
+        (33, 7, 7),
         (40, 8, 8),
         (100, 20, 20),
     ],
