@@ -2,11 +2,10 @@
 
     python -m benchmarks.choosing --workload needle --file needle.jsonl
 
-SnapKV's points (as ClusterAttn does them, with average pooling), the paper's and others spread over ClusterAttn's space
-are replayed on all prompts. A tune is imitated on them: on some prompts, drawn by chance, the best of SnapKV's points
-is the start, and 48 of the others, drawn by chance, are what a search tries; what it takes is held against the start on
-the prompts that were not drawn. Results go to the file as they come, and a second run goes on where the first one
-stopped.
+SnapKV's points with average pooling, the paper's and others spread over ClusterAttn's space are replayed on all
+prompts. A tune is imitated on them: on some prompts, drawn by chance, the best of SnapKV's points is the start, and 48
+of the others, drawn by chance, are what a search tries; what it takes is held against the start on the prompts that
+were not drawn. Results go to the file as they come, and a second run goes on where the first one stopped.
 """
 
 import argparse
@@ -17,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import IntDistribution
 from optuna.trial import create_trial
 
 from benchmarks.objective import DECODE_TOKENS, WINDOW, Values, capture_of, points_of, prompts_of, replayed
 from clusterprof.cache import cache_dir
 from clusterprof.evaluation.session import Session
+from clusterprof.methods import Reduction, SnapKV
 from clusterprof.models import load_model
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
@@ -30,6 +30,7 @@ from clusterprof.profiling.choice import choose
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.profiling.spaces import SearchSpace, search_space
 
+_REDUCTIONS: tuple[Reduction, ...] = ("mean", "max")
 KERNELS = (1, 3, 5, 9, 13, 19, 25, 31, 37, 45, 53, 63)
 SPREAD, SEARCHED = 64, 48
 # Of one prompt, each point's scores.
@@ -76,12 +77,11 @@ def _candidates(captures: Sequence[Capture], size: int) -> list[Compression]:
 
 
 def _snapkv(space: SearchSpace) -> list[Compression]:
-    theta = space.distributions["theta"]
-    assert isinstance(theta, FloatDistribution)
     return [
-        space.compression({**space.first, "theta": theta.high, "gap_pool": kernel, "importance": importance})
+        space.compression(point)
         for kernel in KERNELS
-        for importance in ("mean", "max")
+        for importance in _REDUCTIONS
+        if (point := space.like(SnapKV(kernel_size=kernel, importance=importance))) is not None
     ]
 
 

@@ -95,8 +95,8 @@ def capture_of(session: Session, prompt: Prompt) -> Capture:
 
 
 def points_of(space: SearchSpace, count: int) -> list[Compression]:
-    """Points spread evenly over a space."""
-    names = list(space.distributions)
+    """Points spread evenly over a space, with gaps filled as by default."""
+    names = [name for name in space.distributions if name != "gap_pooling"]
     unit = qmc.Sobol(len(names), seed=0).random(count)
     return [
         space.compression({name: _at(space, name, place) for name, place in zip(names, row, strict=True)})

@@ -1,6 +1,6 @@
 """Compression methods: what was observed of the prefix in, kept positions out."""
 
-from clusterprof.methods.base import Method, Need, Observation, Reduction
+from clusterprof.methods.base import Method, Need, Observation, Pooling, Reduction
 from clusterprof.methods.clusterattn import ClusterAttn
 from clusterprof.methods.dbscan import DBSCANClusters
 from clusterprof.methods.full import Full
@@ -24,6 +24,7 @@ __all__ = [
     "NGram",
     "Need",
     "Observation",
+    "Pooling",
     "Reduction",
     "SnapKV",
     "StreamingLLM",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Need = Literal["accumulated", "words"]
 # How the attention of a window's queries becomes one importance.
 Reduction = Literal["mean", "max"]
+# What stands for a token's neighbourhood: the average of its importance, or the highest.
+Pooling = Literal["avg", "max"]
 
 
 @dataclass(frozen=True)

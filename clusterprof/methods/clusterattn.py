@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from clusterprof.methods.base import Method, Reduction
+from clusterprof.methods.base import Method, Pooling, Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +44,11 @@ class ClusterAttn(Method):
     theta : float
         Centres with less importance than this (attention per window query) are noise.
     gap_pool : int
-        Odd; what the clusters leave of the budget goes to the gaps by importance averaged over this many
-        tokens. 1 is the plain top-k of the paper's text. In a head without a centre above theta all of the
-        prefix is a gap.
+        Odd; what the clusters leave of the budget goes to the gaps by importance pooled over this many tokens. 1
+        is the plain top-k of the paper's text. In a head without a centre above theta all of the prefix is a gap,
+        and it keeps what SnapKV with the same pooling keeps.
+    gap_pooling : str
+        "avg" or "max" of them.
     importance : str
         "mean" of the window's attention to each token, as in the paper, or "max": a token that a single query of
         a single head looks for is then not outvoted by the others.
@@ -57,6 +59,7 @@ class ClusterAttn(Method):
     num_block: int = Field(ge=1, le=1_000_000)
     theta: float = Field(ge=0, le=1)
     gap_pool: int = Field(default=15, ge=1, le=1023)
+    gap_pooling: Pooling = "avg"
     importance: Reduction = "mean"
 
     @field_validator("gap_pool")
@@ -73,12 +76,12 @@ class ClusterAttn(Method):
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, local_mean
+        from clusterprof.methods.ranking import keep_highest, pooled
 
         importance = observation.reduced(self.importance)
         covered = self.clusters(importance, budget).covered
         # A head without a single centre is one gap.
-        score = importance.where(covered, local_mean(importance, self.gap_pool))
+        score = importance.where(covered, pooled(importance, self.gap_pool, self.gap_pooling))
         return keep_highest(score, budget, first=covered)
 
     def clusters(self, importance: Tensor, budget: int) -> Clusters:

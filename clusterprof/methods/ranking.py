@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from clusterprof.methods.base import Pooling
+
 _POSITION_BITS = 31
 
 
@@ -35,17 +37,12 @@ def keep_highest(score: Tensor, budget: int, *, first: Tensor | None = None) -> 
     return key.topk(budget, dim=-1, sorted=False).indices.sort(dim=-1).values
 
 
-def local_mean(score: Tensor, width: int) -> Tensor:
-    """Mean of ``score`` over the ``width`` (odd) tokens around each position, those that exist at the edges.
+def pooled(score: Tensor, width: int, pooling: Pooling) -> Tensor:
+    """Average or maximum of ``score`` over the ``width`` (odd) tokens around each position.
 
-    Shapes as in :func:`keep_highest`.
+    At the edges over those that exist. Shapes as in :func:`keep_highest`.
     """
-    return torch.nn.functional.avg_pool1d(score, width, stride=1, padding=width // 2, count_include_pad=False)
-
-
-def local_max(score: Tensor, width: int) -> Tensor:
-    """Highest ``score`` of the ``width`` (odd) tokens around each position, those that exist at the edges.
-
-    Shapes as in :func:`keep_highest`.
-    """
-    return torch.nn.functional.max_pool1d(score, width, stride=1, padding=width // 2)
+    half = width // 2
+    if pooling == "max":
+        return torch.nn.functional.max_pool1d(score, width, stride=1, padding=half)
+    return torch.nn.functional.avg_pool1d(score, width, stride=1, padding=half, count_include_pad=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from clusterprof.methods.base import Method, Reduction
+from clusterprof.methods.base import Method, Pooling, Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class SnapKV(Method):
     name: Literal["snapkv"] = "snapkv"
     title: ClassVar[str] = "SnapKV"
     kernel_size: int = Field(default=5, ge=1, le=1023)
-    pooling: Literal["avg", "max"] = "avg"
+    pooling: Pooling = "avg"
     importance: Reduction = "mean"
 
     @field_validator("kernel_size")
@@ -45,7 +45,7 @@ class SnapKV(Method):
 
     def select(self, observation: Observation, budget: int) -> Tensor:
         """See :meth:`Method.select`."""
-        from clusterprof.methods.ranking import keep_highest, local_max, local_mean
+        from clusterprof.methods.ranking import keep_highest, pooled
 
-        pool = local_mean if self.pooling == "avg" else local_max
-        return keep_highest(pool(observation.reduced(self.importance), self.kernel_size), budget)
+        importance = observation.reduced(self.importance)
+        return keep_highest(pooled(importance, self.kernel_size, self.pooling), budget)

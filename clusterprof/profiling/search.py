@@ -19,7 +19,7 @@ from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.interrupt import held_back_interrupt
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.origin import FOR_PEOPLE
-from clusterprof.profiling.samplers import PointSampler, finished, points_to_try
+from clusterprof.profiling.samplers import PointSampler, finished, trials_in_the_end
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import Point, SearchSpace
 from clusterprof.profiling.storage import open_storage, unusable
@@ -106,9 +106,9 @@ def search(
 ) -> None:
     """Run trials until the study has ``trials`` finished ones, or one at each point of a finite space.
 
-    The paper's values come first, then ``start``. Candidates are tried in rounds, so that a capture is read once for
-    all of a round. One that the samples so far show to be behind the best is given up; its trial is pruned. Ctrl-C
-    ends the search when the round under way is over, a second one at once.
+    The paper's values come first, then ``start``, whatever ``trials`` is. Candidates are tried in rounds, so that a
+    capture is read once for all of a round. One that the samples so far show to be behind the best is given up; its
+    trial is pruned. Ctrl-C ends the search when the round under way is over, a second one at once.
 
     Parameters
     ----------
@@ -124,18 +124,15 @@ def search(
     on_interrupt : callable
         Called when Ctrl-C comes.
     """
-    points = points_to_try(space, sampler, trials, start)
-    for point in (space.first, start):
-        if point is not None:
-            _enqueue(study, point)
-    choice = PointSampler(space, sampler, points, seed)
+    choice = PointSampler(space, sampler, trials, start, seed)
+    in_the_end = trials_in_the_end(study, space, sampler, trials, start)
     study.sampler = choice
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failures: list[Exception] = []
     with held_back_interrupt(on_interrupt) as check_interrupt:
         while time.monotonic() < deadline:
             candidates: list[_Candidate] = []
-            while len(candidates) < min(_ROUND, trials - len(finished(study))) and choice.has_more(study):
+            while len(candidates) < min(_ROUND, in_the_end - len(finished(study))) and choice.has_more(study):
                 trial = study.ask(dict(space.distributions))
                 choice.asked.append(trial.params)
                 candidates.append(_Candidate(trial, space.compression(trial.params)))
@@ -230,15 +227,3 @@ def is_behind(gains: NDArray[np.float64], chance: float = SHOWN_WORSE) -> bool:
     if len(gains) < 2 or not gains.any():
         return False
     return bool(wilcoxon(gains, alternative="less", zero_method="zsplit").pvalue <= chance)
-
-
-def _enqueue(study: optuna.Study, point: Point) -> None:
-    """Let a point be the next to try, unless it has a value or waits already.
-
-    Optuna's own `skip_if_exists` also counts the trial of a process that was killed in the middle of it.
-    """
-    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    known = [trial.params for trial in finished(study)]
-    known += [trial.system_attrs.get("fixed_params", {}) for trial in waiting]
-    if point not in known:
-        study.enqueue_trial(point)

@@ -25,12 +25,13 @@ Distributions = Mapping[str, BaseDistribution]
 
 # Tokens that importance is pooled over.
 _POOL = IntDistribution(1, 63, step=2)
+_POOLING = CategoricalDistribution(["avg", "max"])
 _REDUCTION = CategoricalDistribution(["mean", "max"])
 # Whether to evict while decoding is not here: a replay keeps all decoded tokens, so it cannot tell.
 _FIXED: Mapping[str, Distributions] = {
     "snapkv": {
         "kernel_size": _POOL,
-        "pooling": CategoricalDistribution(["avg", "max"]),
+        "pooling": _POOLING,
         "importance": _REDUCTION,
     },
     "topk": {},
@@ -66,13 +67,18 @@ class SearchSpace:
         return {name: getattr(self.default, name) for name in self.distributions}
 
     def like(self, other: MethodConfig) -> Point | None:
-        """The point that chooses nearly as another method does, if this one can: a good place to begin at."""
+        """The point that chooses as another method does, if there is one: a good place to begin at."""
         if not (isinstance(self.default, ClusterAttn) and isinstance(other, SnapKV)):
             return None
-        # Above nearly every centre a head is one gap, and that is filled as SnapKV with average pooling does it.
+        # Above every centre a head is one gap, and that is filled as SnapKV does it.
         theta = self.distributions["theta"]
         assert isinstance(theta, FloatDistribution)
-        point = {"theta": theta.high, "gap_pool": other.kernel_size, "importance": other.importance}
+        point = {
+            "theta": theta.high,
+            "gap_pool": other.kernel_size,
+            "gap_pooling": other.pooling,
+            "importance": other.importance,
+        }
         return {**self.first, **{name: value for name, value in point.items() if name in self.distributions}}
 
     def compression(self, point: Mapping[str, Any]) -> Compression:
@@ -132,6 +138,7 @@ def search_space(
             "num_block": _NUM_BLOCK,
             "theta": theta,
             "gap_pool": _POOL,
+            "gap_pooling": _POOLING,
             "importance": _REDUCTION,
         }
     elif name == "streaming_llm":
@@ -148,23 +155,20 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
 
     Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
-    the high end, only one head in 20 has a centre left; all others are one gap. Ends are rounded outwards to
-    one digit, so that they do not depend on the last bits of the captures. The low end is that of mean
-    importance, the high end that of the highest, so that both are in the range.
+    the high end no head has a centre left; each is one gap. Ends are rounded outwards to one digit, so that they do
+    not depend on the last bits of the captures. The low end is that of mean importance, the high end that of the
+    highest, so that both are in the range.
     """
     default = ClusterAttn.paper_default(size)
-    peaks, highest = [], []
+    peaks, high = [], default.theta
     for capture in captures:
         block = max(1, (size - capture.window) // default.num_block)
         mean, peak = (capture.observation.reduced(how) for how in ("mean", "max"))
         peaks.append(torch.nn.functional.max_pool1d(mean, block, ceil_mode=True).flatten())
-        highest.append(peak.amax(dim=-1).flatten())
+        high = max(high, float(peak.max()))
     # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
     low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
-    high = float(np.quantile(torch.cat(highest).double().numpy(), 0.95))
-    return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(
-        min(max(high, default.theta), 1.0), math.ceil
-    )
+    return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(min(high, 1.0), math.ceil)
 
 
 def _rounded(value: float, direction: Callable[[float], int]) -> float:

@@ -20,7 +20,7 @@ from clusterprof.profiling.judge import Judgement, judge
 from clusterprof.profiling.origin import Origin
 from clusterprof.profiling.per_layer import PerLayer, most_steps, search_per_layer
 from clusterprof.profiling.record import dataset_record, environment_record, results_record
-from clusterprof.profiling.samplers import finished, points_to_try
+from clusterprof.profiling.samplers import finished, first_points, trials_in_the_end
 from clusterprof.profiling.samples import Samples, draw_samples
 from clusterprof.profiling.search import search
 from clusterprof.profiling.settings import TuneListener, TuneSettings
@@ -316,14 +316,13 @@ class _Tuner:
         space = self._space(method, size, tuning)
         study = self.studies.open(space, tuning.prompts)
         start = None if rival is None else space.like(rival)
-        points = points_to_try(space, settings.sampler, settings.trials, start)
         self.listener.searching(
             size,
             method,
             study.study_name,
             self.studies.storage,
             len(finished(study)),
-            settings.trials if points is None else min(settings.trials, len(points)),
+            trials_in_the_end(study, space, settings.sampler, settings.trials, start),
         )
         interrupted = False
         try:
@@ -350,7 +349,7 @@ class _Tuner:
             raise ClusterprofError(
                 "No trial finished, so there is no profile; give the search a longer --timeout."
             )
-        known = [] if start is None else [space.first, start]
+        known = [] if start is None else first_points(space, start)
         taken, difference = choose(study, known, seed=settings.seed)
         set_aside = None
         if difference is not None:

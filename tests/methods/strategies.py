@@ -14,6 +14,7 @@ from clusterprof.methods import (
     MethodConfig,
     NGram,
     Observation,
+    Pooling,
     Reduction,
     SnapKV,
     StreamingLLM,
@@ -71,6 +72,7 @@ def odd(highest: int) -> st.SearchStrategy[int]:
     return st.integers(0, (highest - 1) // 2).map(lambda half: 2 * half + 1)
 
 
+poolings: st.SearchStrategy[Pooling] = st.sampled_from(["avg", "max"])
 reductions: st.SearchStrategy[Reduction] = st.sampled_from(["mean", "max"])
 
 
@@ -80,6 +82,7 @@ def clusterattns() -> st.SearchStrategy[ClusterAttn]:
         num_block=st.integers(1, 4) | st.integers(1, 40) | st.just(1_000_000),
         theta=st.just(0.0) | st.integers(0, 1024).map(lambda count: count * UNIT) | st.floats(0, 1),
         gap_pool=odd(63),
+        gap_pooling=poolings,
         importance=reductions,
     )
 
@@ -87,9 +90,7 @@ def clusterattns() -> st.SearchStrategy[ClusterAttn]:
 def methods() -> st.SearchStrategy[MethodConfig]:
     return st.one_of(
         clusterattns(),
-        st.builds(
-            SnapKV, kernel_size=odd(63), pooling=st.sampled_from(["avg", "max"]), importance=reductions
-        ),
+        st.builds(SnapKV, kernel_size=odd(63), pooling=poolings, importance=reductions),
         st.builds(StreamingLLM, initial_tokens=st.integers(0, 80), evict_while_decoding=st.booleans()),
         st.just(TopK()),
         st.builds(H2O, recent_share=st.floats(0, 1), evict_while_decoding=st.booleans()),

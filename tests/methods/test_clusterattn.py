@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from clusterprof.methods import ClusterAttn, Observation, SnapKV
-from tests.methods.strategies import UNIT, exact_importances, observed, odd
+from clusterprof.methods import ClusterAttn, Observation, Pooling, SnapKV
+from tests.methods.strategies import UNIT, exact_importances, observed, odd, poolings
 from tests.reference.selection import select_clusterattn
 
 
@@ -23,14 +23,20 @@ def head(counts: list[int]) -> Tensor:
     # Exact thetas also meet the case of a centre that equals theta.
     theta=st.integers(0, 1024).map(lambda count: count * UNIT),
     gap_pool=odd(63),
+    gap_pooling=poolings,
     data=st.data(),
 )
 def test_follows_the_steps_of_the_reference(
-    importance: Tensor, num_block: int, theta: float, gap_pool: int, data: st.DataObject
+    importance: Tensor,
+    num_block: int,
+    theta: float,
+    gap_pool: int,
+    gap_pooling: Pooling,
+    data: st.DataObject,
 ) -> None:
     budget = data.draw(st.integers(1, importance.shape[-1]))
-    method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool)
-    expected = select_clusterattn(importance[0, 0].tolist(), budget, num_block, theta, gap_pool)
+    method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool, gap_pooling=gap_pooling)
+    expected = select_clusterattn(importance[0, 0].tolist(), budget, num_block, theta, gap_pool, gap_pooling)
     assert method.select(observed(importance), budget)[0, 0].tolist() == expected
 
 
@@ -45,33 +51,36 @@ def test_max_goes_by_the_highest_importance_alone(mean: Tensor, data: st.DataObj
     assert method.select(Observation(mean, 4, peak=peak), budget)[0, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("gap_pool", [1, 15])
+@pytest.mark.parametrize(("gap_pool", "gap_pooling"), [(1, "avg"), (15, "avg"), (15, "max")])
 @pytest.mark.parametrize("num_block", [1, 2, 8, 32])
 @pytest.mark.parametrize("theta", [0.0, 3 * UNIT, 40 * UNIT, 1.0])
-def test_follows_the_reference_on_a_long_prefix(num_block: int, theta: float, gap_pool: int) -> None:
+def test_follows_the_reference_on_a_long_prefix(
+    num_block: int, theta: float, gap_pool: int, gap_pooling: Pooling
+) -> None:
     generator = torch.Generator().manual_seed(num_block)
     # Skewed like attention: mostly next to nothing, with a few peaks.
     counts = (torch.rand(1, 2, 1500, generator=generator) ** 8 * 64).floor()
-    kept = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool).select(
-        observed(counts * UNIT), 224
-    )
+    method = ClusterAttn(num_block=num_block, theta=theta, gap_pool=gap_pool, gap_pooling=gap_pooling)
+    kept = method.select(observed(counts * UNIT), 224)
     for h in range(2):
-        expected = select_clusterattn((counts[0, h] * UNIT).tolist(), 224, num_block, theta, gap_pool)
+        head_counts = (counts[0, h] * UNIT).tolist()
+        expected = select_clusterattn(head_counts, 224, num_block, theta, gap_pool, gap_pooling)
         assert kept[0, h].tolist() == expected
 
 
-def test_default_gap_pool_is_fifteen() -> None:
-    assert ClusterAttn(num_block=8, theta=2e-3).gap_pool == 15
+def test_by_default_gaps_are_filled_by_averages_over_fifteen() -> None:
+    method = ClusterAttn(num_block=8, theta=2e-3)
+    assert (method.gap_pool, method.gap_pooling) == (15, "avg")
 
 
 @settings(max_examples=100, deadline=None)
 @given(importance=exact_importances(rows=2, heads=2), num_block=st.integers(1, 8), data=st.data())
 def test_without_a_centre_it_is_snapkv(importance: Tensor, num_block: int, data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, importance.shape[-1]))
-    pool = data.draw(odd(31))
+    pool, pooling = data.draw(odd(31)), data.draw(poolings)
     importance = importance.clamp(max=0.5)
-    method = ClusterAttn(num_block=num_block, theta=0.75, gap_pool=pool)
-    pooled = SnapKV(kernel_size=pool).select(observed(importance), budget)
+    method = ClusterAttn(num_block=num_block, theta=0.75, gap_pool=pool, gap_pooling=pooling)
+    pooled = SnapKV(kernel_size=pool, pooling=pooling).select(observed(importance), budget)
     assert torch.equal(method.select(observed(importance), budget), pooled)
 
 
@@ -108,6 +117,7 @@ def test_paper_default(size: int, theta: float) -> None:
         {"gap_pool": 0},
         {"gap_pool": 2},
         {"gap_pool": 1025},
+        {"gap_pooling": "mean"},
         {"name": "snapkv"},
         {"kernel_size": 5},
     ],

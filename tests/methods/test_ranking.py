@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clusterprof.methods.ranking import keep_highest, local_max, local_mean
+from clusterprof.methods.ranking import keep_highest, pooled
 from tests.methods.strategies import exact_importances, odd
 
 SMALLEST = 2.0**-149
@@ -72,8 +72,8 @@ def test_other_dtypes_and_strides_are_ranked_by_value(dtype: torch.dtype) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(score=exact_importances(rows=2, heads=2, longest=40), width=odd(63))
-def test_local_mean_and_maximum_count_existing_tokens_only(score: Tensor, width: int) -> None:
-    means, highest = local_mean(score, width), local_max(score, width)
+def test_pooling_counts_existing_tokens_only(score: Tensor, width: int) -> None:
+    means, highest = pooled(score, width, "avg"), pooled(score, width, "max")
     assert means.shape == highest.shape == score.shape
     half = width // 2
     for position in range(score.shape[-1]):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from clusterprof.methods import ClusterAttn
+from clusterprof.methods import ClusterAttn, SnapKV
 from clusterprof.profiling.choice import choose, values_by_sample
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from tests.profiling.test_judge import ROWS
@@ -127,12 +127,14 @@ def test_a_tune_has_what_it_began_with_unless_more_is_shown(
     tuning = result.profile.results.tuning
     aside = result.set_aside
     assert aside is not None
-    # The values of the default, or what keeps the most of what tuned SnapKV keeps.
+    # The values of the default, or what keeps what tuned SnapKV keeps.
     method = result.profile.compression.method
     assert isinstance(method, ClusterAttn)
-    theta = result.profile.search.space["theta"]
+    assert isinstance(rival, SnapKV)
+    high = result.profile.search.space["theta"][1]
+    start = (high, rival.kernel_size, rival.pooling)
     assert method == ClusterAttn.paper_default(40) or (
-        (method.theta, method.gap_pool) == (theta[1], rival.kernel_size)  # type: ignore[union-attr]
+        (method.theta, method.gap_pool, method.gap_pooling) == start
     )
     assert aside.method != method
     sign = 1 if DIRECTIONS[objective] == "minimize" else -1

@@ -480,6 +480,38 @@ def test_a_second_start_comes_second() -> None:
     assert study.best_params == start
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_another_start_is_tried_even_if_the_study_has_all_its_trials(sampler: SamplerName) -> None:
+    study, evaluator = in_memory(), Scripted(smooth)
+    run(study, evaluator, 6, sampler=sampler, start={"num_block": 2, "theta": 0.25})
+    best = {"num_block": 20, "theta": 0.05}
+    told = run(study, evaluator, 6, sampler=sampler, start=best)
+    assert [trial.params for trial in told] == [best]
+    assert study.best_params == best
+    assert run(study, evaluator, 6, sampler=sampler, start=best) == []
+
+
+def test_a_start_that_failed_is_tried_again_by_the_next_run() -> None:
+    start = {"num_block": 20, "theta": 0.05}
+
+    def fails(num_block: int, theta: float) -> float:
+        if num_block == 20:
+            raise CompressionError("it is not finite")
+        return smooth(num_block, theta)
+
+    study = in_memory()
+    run(study, Scripted(fails), 6, start=start)
+    assert len(finished(study)) == 6
+    assert [trial.params for trial in run(study, Scripted(smooth), 6, start=start)] == [start]
+
+
+def test_the_start_is_tried_however_few_trials_there_are() -> None:
+    start = {"num_block": 20, "theta": 0.05}
+    study = in_memory()
+    run(study, Scripted(smooth), 1, start=start)
+    assert [trial.params for trial in study.trials] == [{"num_block": 8, "theta": 2e-3}, start]
+
+
 def test_gp_needs_few_trials_where_values_are_smooth() -> None:
     study, evaluator = in_memory(), Scripted(smooth, samples=SAMPLES)
     run(study, evaluator, 20, sampler="gp")

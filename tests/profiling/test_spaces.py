@@ -3,16 +3,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, default_method, method_names
+from clusterprof.methods import (
+    ClusterAttn,
+    MethodConfig,
+    Pooling,
+    Reduction,
+    SnapKV,
+    StreamingLLM,
+    default_method,
+    method_names,
+)
 from clusterprof.profile import Compression
 from clusterprof.profiling.capture import Capture
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.profiling.spaces import SearchSpace, search_space, theta_range
 from clusterprof.runtime.selection import kept_positions
+from tests.methods.strategies import odd, poolings, reductions
 from tests.profiling.test_theta_range import attention_like, with_importance
 
 SIZE, WINDOW = 256, 32
@@ -20,7 +31,12 @@ CAPTURES = [with_importance(attention_like(seed) / 50, WINDOW) for seed in range
 
 # Written down by hand; theta's range is tested apart.
 DECLARED: dict[str, dict[str, Any]] = {
-    "clusterattn": {"num_block": (1, 32), "gap_pool": (1, 63), "importance": ("mean", "max")},
+    "clusterattn": {
+        "num_block": (1, 32),
+        "gap_pool": (1, 63),
+        "gap_pooling": ("avg", "max"),
+        "importance": ("mean", "max"),
+    },
     "snapkv": {"kernel_size": (1, 63), "pooling": ("avg", "max"), "importance": ("mean", "max")},
     "topk": {},
     "streaming_llm": {"initial_tokens": (0, 64)},
@@ -174,37 +190,40 @@ def test_a_grid_is_no_larger_than_asked_for_and_lies_in_the_space(name: str, mos
 
 def test_a_grid_reaches_the_ends_and_is_logarithmic_where_the_scale_is() -> None:
     space = space_of("clusterattn")
-    grid = space.grid(3 * 3 * 3 * 2)
+    grid = space.grid(3 * 3 * 3 * 2 * 2)
     low, high = theta_range(CAPTURES, SIZE)
     values = {name: sorted({point[name] for point in grid}) for name in space.distributions}
     assert values["num_block"] == [1, 17, 32]
     assert values["theta"] == pytest.approx([low, (low * high) ** 0.5, high])
     assert values["gap_pool"] == [1, 33, 63]
-    assert len(grid) == 54
+    assert len(grid) == 108
     # Every point of a finite space, if there is room for all of them.
     assert sorted(map(str, space_of("snapkv").grid(128))) == sorted(
         map(str, space_of("snapkv").points() or [])
     )
 
 
-def test_clusterattn_can_choose_as_snapkv_does() -> None:
-    """Above nearly every centre, and filled by averages over as many tokens."""
-    captured = with_importance(attention_like() / 50, WINDOW)
-    space = search_space("clusterattn", [captured], SIZE, WINDOW, "kl")
-    snapkv = SnapKV(kernel_size=9, importance="max")
+@given(kernel=odd(63), pooling=poolings, importance=reductions, objective=st.sampled_from(["kl", "cosine"]))
+def test_clusterattn_can_choose_as_snapkv_does(
+    kernel: int, pooling: Pooling, importance: Reduction, objective: ObjectiveName
+) -> None:
+    """Without a centre, filled by the same pooling."""
+    mean = attention_like() / 50
+    captured = with_importance(mean, WINDOW, peak=mean * torch.linspace(1, 4, mean.shape[-1]))
+    space = search_space("clusterattn", [captured], SIZE, WINDOW, objective)
+    if "importance" not in space.distributions:
+        importance = "mean"
+    snapkv = SnapKV(kernel_size=kernel, pooling=pooling, importance=importance)
     point = space.like(snapkv)
     assert point is not None
     assert point.keys() == space.distributions.keys()
-    # The captures here have one observation for both reductions, which cannot tell them apart.
-    assert {name: point[name] for name in ("theta", "gap_pool", "importance")} == {
-        "theta": space.ranges()["theta"][1], "gap_pool": 9, "importance": "max",
-    }  # fmt: skip
+    for parameter, distribution in space.distributions.items():
+        assert distribution._contains(distribution.to_internal_repr(point[parameter]))
     ours, theirs = (
         kept_positions(method, captured.observation, SIZE)
         for method in (space.compression(point).method, snapkv)
     )
-    # The head with the highest importance still has a centre, since one in 20 may.
-    assert (ours == theirs).all(dim=-1).float().mean() >= 0.75
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["snapkv", "topk", "kmeans"])

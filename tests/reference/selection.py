@@ -15,7 +15,12 @@ from typing import Literal
 
 
 def select_clusterattn(
-    importance: Sequence[float], budget: int, num_block: int, theta: float, gap_pool: int = 15
+    importance: Sequence[float],
+    budget: int,
+    num_block: int,
+    theta: float,
+    gap_pool: int = 15,
+    gap_pooling: Literal["avg", "max"] = "avg",
 ) -> list[int]:
     """Keep clusters of tokens around the important centres, as the paper's Algorithm 1 is read here.
 
@@ -30,7 +35,9 @@ def select_clusterattn(
     theta
         Centres with a lower importance are dropped.
     gap_pool
-        Odd number of tokens that the importance is averaged over to fill what the clusters leave.
+        Odd number of tokens that the importance is pooled over to fill what the clusters leave.
+    gap_pooling
+        `"avg"` or `"max"` of them.
 
     Returns
     -------
@@ -61,9 +68,10 @@ def select_clusterattn(
 
     if len(covered) >= budget:
         return sorted(_highest(covered, [Fraction(value) for value in importance], budget))
-    pooled = [
-        _mean(_inside(importance, t - (gap_pool - 1) // 2, t + gap_pool // 2)) for t in range(prefix_length)
-    ]
+    pooled = []
+    for t in range(prefix_length):
+        around = _inside(importance, t - (gap_pool - 1) // 2, t + gap_pool // 2)
+        pooled.append(Fraction(max(around)) if gap_pooling == "max" else _mean(around))
     uncovered = [position for position in range(prefix_length) if position not in covered]
     return sorted([*covered, *_highest(uncovered, pooled, budget - len(covered))])
 

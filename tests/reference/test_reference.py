@@ -60,6 +60,15 @@ def test_clusterattn_pools_over_covered_tokens_too() -> None:
     assert select_clusterattn(importance, budget=2, num_block=1, theta=50 / 1024, gap_pool=3) == [4, 5]
 
 
+def test_clusterattn_fills_the_gaps_by_the_highest_importance_nearby() -> None:
+    # By averages of three the run 20, 20, 20 is ahead of the lone 50, by maxima its neighbours are.
+    importance = p([0, 0, 50, 0, 0, 0, 20, 20, 20, 0])
+    averaged = select_clusterattn(importance, budget=3, num_block=1, theta=1.0, gap_pool=3)
+    assert averaged == [1, 2, 7]
+    highest = select_clusterattn(importance, 3, num_block=1, theta=1.0, gap_pool=3, gap_pooling="max")
+    assert highest == [1, 2, 3]
+
+
 def test_clusterattn_default_gap_pool_is_fifteen() -> None:
     # Blocks of 1; 20 and 21 survive with width 3 // 2 = 1, so one place is left. The first position
     # whose average sees both is 14, with the window 7 to 21.
