@@ -201,9 +201,7 @@ def set_aside_verdict(
         numbers += f", 95 %: {_interval(behind)}"
         why = "too little to show that it is better"
     tuned, default = judgement.methods[:2]
-    start = (
-        "the paper's default" if tuned.method == default.method else "the values nearest to tuned SnapKV's"
-    )
+    start = "the paper's default" if tuned.method == default.method else "tuned SnapKV's values"
     return (
         f"On the {counted(behind.samples, 'prompt')} tuned on, the search did better with {found} ({numbers}): {why}, "
         f"so the profile has what the search began with, {start}."

@@ -50,6 +50,7 @@ def document() -> Document:
                 "num_block": 8,
                 "theta": 0.003,
                 "gap_pool": 15,
+                "gap_pooling": "avg",
                 "importance": "mean",
             },
         },
@@ -72,6 +73,7 @@ def document() -> Document:
                         "num_block": 8,
                         "theta": 0.002,
                         "gap_pool": 15,
+                        "gap_pooling": "avg",
                         "importance": "mean",
                     },
                     "metrics": {

@@ -10,7 +10,14 @@ from clusterprof.methods import ClusterAttn
 from clusterprof.profile import Compression, LayerOverride
 from tests.profile.examples import Document, changed, document, refusal
 
-VALUES = {"name": "clusterattn", "num_block": 3, "theta": 0.25, "gap_pool": 15, "importance": "mean"}
+VALUES = {
+    "name": "clusterattn",
+    "num_block": 3,
+    "theta": 0.25,
+    "gap_pool": 15,
+    "gap_pooling": "avg",
+    "importance": "mean",
+}
 OVERRIDES = [{"layers": [0], "method": VALUES}, {"layers": [1, 5], "method": {**VALUES, "gap_pool": 3}}]
 
 

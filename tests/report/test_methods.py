@@ -279,7 +279,7 @@ def test_another_methods_default_is_its_own() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    ("taken", "start"), [(DEFAULT, "the paper's default"), (TUNED, "the values nearest to tuned SnapKV's")]
+    ("taken", "start"), [(DEFAULT, "the paper's default"), (TUNED, "tuned SnapKV's values")]
 )
 def test_what_the_search_found_and_the_profile_does_not_have_is_told(
     difference: Estimate, numbers: str, why: str, taken: ClusterAttn, start: str

@@ -45,7 +45,7 @@ def with_results(**changes: Any) -> Profile:
         (
             ClusterAttn(num_block=4, theta=0.003),
             {"num_block": (1, 32), "theta": (1e-5, 0.02)},
-            "clusterattn: num_block 4, theta 0.003, gap_pool 15, importance mean",
+            "clusterattn: num_block 4, theta 0.003, gap_pool 15, gap_pooling avg, importance mean",
             "num_block 1 to 32, theta 1e-05 to 0.02; 30 trials",
         ),
         (
@@ -130,7 +130,7 @@ def test_each_baseline_has_its_difference_in_80_columns() -> None:
     assert [cells[-1] for cells in table[second : second + 2]] == ["-0.0123", ""]
     assert table[-1] == ["full", "0.9000", "0.1000", "0.7000", "1.5000", ""]
     words = " ".join(cells[0] for cells in table[first:second])
-    assert words == "clusterattn: num_block 32, theta 0.00123, gap_pool 63, importance mean"
+    assert words == "clusterattn: num_block 32, theta 0.00123, gap_pool 63, gap_pooling avg, importance mean"
 
 
 def test_what_keeps_the_same_tokens_is_told() -> None:
@@ -159,6 +159,7 @@ def test_values_per_layer_are_shown_of_the_profile_and_of_what_it_beat() -> None
     baseline = Baseline(method=method, overrides=(override,), metrics=METRICS)
     results = base.results.model_copy(update={"baselines": (baseline,)})
     found = base.model_copy(update={"compression": compression, "results": results})
-    shown = "clusterattn: num_block 4, theta 0.003, gap_pool 15, importance mean; layers 2 to 3: theta 0.25"
+    values = "num_block 4, theta 0.003, gap_pool 15, gap_pooling avg, importance mean"
+    shown = f"clusterattn: {values}; layers 2 to 3: theta 0.25"
     assert rendered(profile_summary(found)).count(shown) == 2
     assert "layers 2 to 3: theta 0.25" in profile_lines(Path("p.json"), found)[2]
