@@ -19,7 +19,7 @@ from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.interrupt import held_back_interrupt
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName, Scores, mean_scores
 from clusterprof.profiling.origin import FOR_PEOPLE
-from clusterprof.profiling.samplers import PointSampler, finished, trials_in_the_end
+from clusterprof.profiling.samplers import PointSampler, finished, first_points, trials_in_the_end
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import Point, SearchSpace
 from clusterprof.profiling.storage import open_storage, unusable
@@ -135,7 +135,8 @@ def search(
             while len(candidates) < min(_ROUND, in_the_end - len(finished(study))) and choice.has_more(study):
                 trial = study.ask(dict(space.distributions))
                 choice.asked.append(trial.params)
-                candidates.append(_Candidate(trial, space.compression(trial.params)))
+                is_first = trial.params in first_points(space, start)
+                candidates.append(_Candidate(trial, space.compression(trial.params), is_first))
             if not candidates:
                 return
             # Optuna's GP learns nothing from a trial that was pruned, and would try the same again.
@@ -159,6 +160,8 @@ class _Candidate:
 
     Attributes
     ----------
+    is_first : bool
+        It is one that the result is held against, on all samples: it is not given up.
     scores : list of Scores
         Of the samples so far.
     given_up : bool
@@ -169,6 +172,7 @@ class _Candidate:
 
     trial: optuna.Trial
     compression: Compression
+    is_first: bool
     scores: list[Scores] = field(default_factory=list)
     given_up: bool = False
     error: Exception | None = None
@@ -215,7 +219,7 @@ def _evaluate(
                 candidate.error = CompressionError(f"The objective {objective} is {result[objective]}.")
             else:
                 candidate.scores.append(result)
-                if best is not None and i + 1 < len(evaluator.captures):
+                if best is not None and not candidate.is_first and i + 1 < len(evaluator.captures):
                     values = [scores[objective] for scores in candidate.scores]
                     gains = np.subtract(values, best[: i + 1])
                     candidate.given_up = is_behind(gains if DIRECTIONS[objective] == "maximize" else -gains)

@@ -14,6 +14,7 @@ from optuna.trial import TrialState, create_trial
 from clusterprof.methods import ClusterAttn, SnapKV
 from clusterprof.profiling.choice import choose, values_by_sample
 from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
+from clusterprof.statistics import paired_difference
 from tests.profiling.test_judge import ROWS
 from tests.profiling.test_tune import Loaded, loaded, run
 
@@ -85,6 +86,15 @@ def test_the_difference_is_of_the_one_left_out() -> None:
     assert difference is not None
     assert difference.mean == pytest.approx((0.5 - 1.5) / 3)
     assert difference.samples == 3
+
+
+def test_the_interval_is_of_the_seed_that_is_asked_for() -> None:
+    start = [0.0] * 9
+    best = [-0.971, -0.317, 0.423, 0.018, 0.078, -0.396, 0.046, -0.384, 0.211]
+    study = study_of({0: start, 7: best})
+    for seed in (0, 7):
+        assert choose(study, KNOWN, seed=seed)[1] == paired_difference(best, start, seed=seed)
+    assert choose(study, KNOWN, seed=0)[1] != choose(study, KNOWN, seed=7)[1]
 
 
 def test_a_known_point_that_was_given_up_is_not_returned_to() -> None:

@@ -491,6 +491,14 @@ def test_another_start_is_tried_even_if_the_study_has_all_its_trials(sampler: Sa
     assert run(study, evaluator, 6, sampler=sampler, start=best) == []
 
 
+def test_what_the_result_is_held_against_is_not_given_up() -> None:
+    study = in_memory()
+    run(study, Scripted(smooth, samples=SAMPLES), 6)
+    start = {"num_block": 1, "theta": 1e-4}
+    told = run(study, Scripted(lambda num_block, theta: -99.0, samples=SAMPLES), 6, start=start)
+    assert [(trial.params, trial.state.name) for trial in told] == [(start, "COMPLETE")]
+
+
 def test_a_start_that_failed_is_tried_again_by_the_next_run() -> None:
     start = {"num_block": 20, "theta": 0.05}
 
