@@ -480,7 +480,7 @@ def test_a_second_start_comes_second() -> None:
     assert study.best_params == start
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "grid"])
 def test_another_start_is_tried_even_if_the_study_has_all_its_trials(sampler: SamplerName) -> None:
     study, evaluator = in_memory(), Scripted(smooth)
     run(study, evaluator, 6, sampler=sampler, start={"num_block": 2, "theta": 0.25})
@@ -489,6 +489,12 @@ def test_another_start_is_tried_even_if_the_study_has_all_its_trials(sampler: Sa
     assert [trial.params for trial in told] == [best]
     assert study.best_params == best
     assert run(study, evaluator, 6, sampler=sampler, start=best) == []
+
+
+def test_a_start_that_is_the_default_is_one_trial() -> None:
+    study = in_memory()
+    run(study, Scripted(smooth), 1, start={"num_block": 8, "theta": 2e-3})
+    assert points(study.trials) == [DEFAULT]
 
 
 def test_what_the_result_is_held_against_is_not_given_up() -> None:
