@@ -155,10 +155,10 @@ def search_space(
 def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
 
-    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At
-    the high end no head has a centre left, except by an importance of 1; each is one gap. Ends are rounded outwards to one digit, so that they do
-    not depend on the last bits of the captures. The low end is that of mean importance, the high end that of the
-    highest, so that both are in the range.
+    Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At the high
+    end no head has a centre left, except by an importance of 1; each is one gap. Ends are rounded outwards to one
+    digit, so that they do not depend on the last bits of the captures. The low end is that of mean importance, the
+    high end that of the highest, so that both are in the range.
     """
     default = ClusterAttn.paper_default(size)
     peaks, high = [], default.theta
@@ -166,7 +166,8 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
         block = max(1, (size - capture.window) // default.num_block)
         mean, peak = (capture.observation.reduced(how) for how in ("mean", "max"))
         peaks.append(torch.nn.functional.max_pool1d(mean, block, ceil_mode=True).flatten())
-        high = max(high, float(peak.max()))
+        # A centre of theta's importance survives.
+        high = max(high, math.nextafter(float(peak.max()), math.inf))
     # torch's quantile takes no more than 16 million numbers, and many long prompts have more.
     low = float(np.quantile(torch.cat(peaks).double().numpy(), 0.05))
     return _rounded(min(max(low, 1e-7), default.theta), math.floor), _rounded(min(high, 1.0), math.ceil)
