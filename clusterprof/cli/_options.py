@@ -254,7 +254,7 @@ Trials = Annotated[
         min=1,
         max=MOST,
         help="Finished trials of each search, those of earlier runs included; fewer where a method has no more values "
-        "to try.",
+        "to try, but always those that a search begins with.",
         rich_help_panel=_SEARCH,
     ),
 ]

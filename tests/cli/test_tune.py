@@ -127,9 +127,8 @@ def test_stdout_is_the_path_alone(run: Run, model_folder: Path, dataset_file: Pa
     assert finished.code == 0
     path = Path(finished.out.removesuffix("\n"))
     assert path.parts[0] == "profiles"
-    assert Profile.load(path).search.trials == 1
-    # One trial is the paper's default itself.
-    assert "nothing that is shown to be better than the paper's default" in finished.err
+    # The paper's values and those of tuned SnapKV are tried in any case.
+    assert Profile.load(path).search.trials == 2
 
 
 def test_another_method_has_a_profile_of_its_own(run: Run, model_folder: Path, dataset_file: Path) -> None:

@@ -67,9 +67,9 @@ def test_a_target_that_all_sizes_meet(met: Finished) -> None:
 def test_the_log_goes_from_the_largest_size_down(met: Finished) -> None:
     told = [
         "target   kl of at most 1000.0 for at least 50 % of prompts; the largest size is tuned first",
-        "Searching clusterattn at 80 1/1",
-        "Searching clusterattn at 64 1/1",
-        "Searching clusterattn at 48 1/1",
+        "Searching clusterattn at 80 2/2",
+        "Searching clusterattn at 64 2/2",
+        "Searching clusterattn at 48 2/2",
         "tuned, by size",
         "target: kl of at most 1000.0 for at least 50 % of prompts",
         "Target met at size 48: kl is at most 1000.0 for 5 of 5 held-out prompts, so with 95 % confidence for at least "
