@@ -22,6 +22,7 @@ __all__ = ["loaded"]
 
 Direction = Literal["minimize", "maximize"]
 KNOWN = [{"x": 0}, {"x": 1}]
+SEED = 3
 
 
 def study_of(
@@ -132,7 +133,9 @@ def test_whatever_is_taken_is_known_or_the_best(data: st.DataObject) -> None:
 def test_a_tune_has_what_it_began_with_unless_more_is_shown(
     loaded: Loaded, tmp_path: Path, samples: int, objective: ObjectiveName
 ) -> None:
-    result = run(loaded, tmp_path, ROWS, trials=24, samples=samples, objective=objective)
+    storage = f"sqlite:///{tmp_path / 'mine.db'}"
+    options = {"trials": 24, "samples": samples, "objective": objective, "seed": SEED, "storage": storage}
+    result = run(loaded, tmp_path, ROWS, **options)
     [rival] = [each.method for each in result.judgement.methods if each.label == "SnapKV tuned"]
     tuning = result.profile.results.tuning
     aside = result.set_aside
@@ -152,3 +155,8 @@ def test_a_tune_has_what_it_began_with_unless_more_is_shown(
     assert aside.difference.mean == pytest.approx(aside.value - tuning.value, abs=1e-6)
     assert aside.difference.samples == samples
     assert not aside.difference.excludes_zero
+    study = optuna.load_study(study_name=result.profile.search.study, storage=storage)
+    searched = {name: getattr(method, name) for name in result.profile.search.space}
+    [taken] = [trial for trial in study.trials if trial.params == searched]
+    values = [values_by_sample(trial) for trial in (study.best_trial, taken)]
+    assert aside.difference == paired_difference(*values, seed=SEED)

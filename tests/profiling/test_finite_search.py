@@ -13,7 +13,7 @@ from clusterprof.methods import MethodConfig, NGram, SnapKV, TopK
 from clusterprof.profile import Compression
 from clusterprof.profiling.evaluate import Evaluator
 from clusterprof.profiling.objective import Scores
-from clusterprof.profiling.samplers import finished
+from clusterprof.profiling.samplers import finished, trials_in_the_end
 from clusterprof.profiling.search import search
 from clusterprof.profiling.settings import SamplerName
 from clusterprof.profiling.spaces import SearchSpace
@@ -117,6 +117,15 @@ def test_without_parameters_there_is_one_evaluation() -> None:
     assert asked == [TopK()]
     assert (study.best_value, study.best_params) == (0.5, {})
     assert run(TopK(), {}, lambda method: 0.5, 50, study=study)[1] == []
+
+
+def test_there_are_no_more_trials_than_points() -> None:
+    study = optuna.create_study(direction="maximize")
+    space = SearchSpace(NGram(), 256, 32, NGRAM)
+    ends = [trials_in_the_end(study, space, "tpe", trials, None) for trials in (1, 3, 50)]
+    assert ends == [1, 3, 4]
+    run(NGram(), NGRAM, lambda method: 0.5, 3, study=study)
+    assert trials_in_the_end(study, space, "tpe", 2, None) == 3
 
 
 def test_resuming_goes_through_the_rest() -> None:
