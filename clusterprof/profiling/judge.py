@@ -11,7 +11,7 @@ from clusterprof.profiling.settings import TuneListener
 from clusterprof.statistics import Estimate, paired_difference
 
 # The tuned method, where it is in the table twice.
-UNIFORM, PER_LAYER = "tuned, uniform", "tuned, per layer"
+UNIFORM, PER_LAYER = "tuned uniformly", "tuned per layer"
 TUNED_SNAPKV = "SnapKV tuned"
 _BASELINES = ("clusterattn", "snapkv", "topk", "streaming_llm")
 

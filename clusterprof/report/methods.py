@@ -124,7 +124,7 @@ def _shown(behind: "Estimate", objective: ObjectiveName) -> str:
     if behind.samples < FEWEST_TO_TELL:
         return "not known"
     if not behind.excludes_zero:
-        return "equal, as far as shown"
+        return "not shown to differ"
     return "better" if (behind.mean > 0) == _more_is_better(objective) else "worse"
 
 
@@ -244,7 +244,7 @@ def _against_default(
     words = {
         "better": "beats",
         "worse": "does worse than",
-        "equal, as far as shown": "is not shown to be better than",
+        "not shown to differ": "is not shown to be better than",
         "not known": "cannot be told from" if judgement.held_out else "is compared with",
     }
     values = f"{tuned.scores[objective]:.4f} against {default.scores[objective]:.4f}"

@@ -46,9 +46,9 @@ def test_a_better_mean_that_is_not_shown_is_not_taken(objective: Any) -> None:
         held_out=True, objective=objective, seed=0, listener=Listener(),
     )  # fmt: skip
     by_label = {result.label: result for result in judgement.methods}
-    layered = by_label["tuned, per layer"]
-    assert is_better(layered.scores[objective], by_label["tuned, uniform"].scores[objective], objective)
-    assert judgement.methods[0].label == "tuned, uniform"
+    layered = by_label["tuned per layer"]
+    assert is_better(layered.scores[objective], by_label["tuned uniformly"].scores[objective], objective)
+    assert judgement.methods[0].label == "tuned uniformly"
     assert layered.behind is not None
     assert not layered.behind.excludes_zero
 
@@ -66,7 +66,7 @@ def test_held_out_prompts_decide_which_of_the_two_the_profile_has(objective: Any
             evaluator, best, None, per_layer, held_out=True, objective=objective, seed=0, listener=Listener()
         )
         by_label = {result.label: result for result in judgement.methods}
-        alike, layered = by_label["tuned, uniform"], by_label["tuned, per layer"]
+        alike, layered = by_label["tuned uniformly"], by_label["tuned per layer"]
         assert (alike.method, alike.overrides) == (best.method, ())
         assert (layered.method, layered.overrides) == (best.method, per_layer.overrides)
         for result, compression in ((alike, best), (layered, per_layer)):
@@ -83,7 +83,7 @@ def test_held_out_prompts_decide_which_of_the_two_the_profile_has(objective: Any
             winner.scores[objective] - loser.scores[objective], abs=1e-6
         )
         outcomes.add(winner.label)
-    assert outcomes == {"tuned, uniform", "tuned, per layer"}
+    assert outcomes == {"tuned uniformly", "tuned per layer"}
 
 
 def planted(found: PerLayer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_the_profile_has_the_values_that_win(loaded: Loaded, tmp_path: Path, obj
     if result.per_layer.best is None:
         assert labels[0] == "tuned"
     else:
-        assert {"tuned, uniform", "tuned, per layer"} <= set(labels)
+        assert {"tuned uniformly", "tuned per layer"} <= set(labels)
         assert "tuned" not in labels
     assert profile.results.metrics.kl == pytest.approx(first.scores.kl)
     steps = listener.events.count(("tried per layer",))
@@ -122,7 +122,7 @@ def test_what_loses_is_in_the_profile_as_a_baseline(
     best = in_all_layers(uniform.compression, uniform.compression.method)
     planted(PerLayer(best, tried=1, replays=5), monkeypatch)
     result = run(loaded, tmp_path, ROWS, **OPTIONS)
-    assert result.judgement.methods[0].label == "tuned, uniform"
+    assert result.judgement.methods[0].label == "tuned uniformly"
     assert result.profile.compression == uniform.compression
     assert result.profile.results.tuning == uniform.results.tuning
     (baseline,) = (it for it in result.profile.results.baselines if it.overrides)

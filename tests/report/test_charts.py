@@ -88,7 +88,7 @@ def test_a_tune_of_snapkv_has_no_other_of_its_kind() -> None:
 
 def test_values_per_layer_that_won_at_one_size_are_on_the_line_of_the_tuned() -> None:
     tuned, *others = judged(0.1).methods
-    layered = Judgement((replace(tuned, label="tuned, per layer"), *others), held_out=True)
+    layered = Judgement((replace(tuned, label="tuned per layer"), *others), held_out=True)
     assert len(lines(panel_of({256: judged(0.2), 512: layered}))["tuned"]) == 2
 
 

@@ -127,19 +127,19 @@ def test_differences_have_intervals_and_what_they_show_in_80_columns() -> None:
     assert len(rows) == 6
     assert rows["other 0"][:2] == ["+0.0200", "+0.0100 to +0.0300"]
     assert rows["other 0"][2].split() == ["\x1b[32mbetter", "\x1b[0m"]
-    assert rows["other 1"] == ["+0.0200", "-0.0100 to +0.0500", "equal, as far as shown"]
+    assert rows["other 1"] == ["+0.0200", "-0.0100 to +0.0500", "not shown to differ"]
     assert rows["other 2"][:2] == ["-0.0200", "-0.0300 to -0.0100"]
     assert rows["other 2"][2].split() == ["\x1b[31mworse", "\x1b[0m"]
     assert rows["other 3"] == ["+0.5000", "too few prompts", "not known"]
     assert rows["other 4"] == ["+0.5000", "+0.4000 to +0.6000", "not known"]
-    assert rows["other 5"] == ["+0.0000", "+0.0000 to +0.0000", "equal, as far as shown"]
+    assert rows["other 5"] == ["+0.0000", "+0.0000 to +0.0000", "not shown to differ"]
 
 
 @pytest.mark.parametrize("objective", ["kl", "loss"])
 def test_less_is_better_for_some(objective: ObjectiveName) -> None:
     rows = differences(objective, ABOVE, AROUND, BELOW)
     assert ["worse" in rows["other 0"][-1], "better" in rows["other 2"][-1]] == [True, True]
-    assert rows["other 1"][-1] == "equal, as far as shown"
+    assert rows["other 1"][-1] == "not shown to differ"
     assert title_of(differences_table(against_default(), objective)).endswith("(lower is better)")
     assert title_of(differences_table(against_default(), "agreement")).endswith("(higher is better)")
 
@@ -345,9 +345,9 @@ FOUND = PerLayer(Compression(size=256, window=32, method=TUNED, overrides=MIXED)
 
 
 def per_layer_judgement(*, wins: bool, behind: Estimate, prompts: int = 8) -> Judgement:
-    alike = result("tuned, uniform", TUNED, cosine=0.93, behind=behind if wins else None)
+    alike = result("tuned uniformly", TUNED, cosine=0.93, behind=behind if wins else None)
     layered = replace(
-        result("tuned, per layer", TUNED, cosine=0.95 if wins else 0.92, behind=None if wins else behind),
+        result("tuned per layer", TUNED, cosine=0.95 if wins else 0.92, behind=None if wins else behind),
         overrides=MIXED,
     )
     first, last = (layered, alike) if wins else (alike, layered)
@@ -390,6 +390,6 @@ def test_values_per_layer_are_told_with_the_point() -> None:
         "Tuned (num_block 4, theta 0.003; layers 0 to 1: theta 0.25) beats the paper's"
     )
     # They alone may be what the search found.
-    layered = replace(result("tuned, per layer", DEFAULT, cosine=0.95), overrides=MIXED)
+    layered = replace(result("tuned per layer", DEFAULT, cosine=0.95), overrides=MIXED)
     judged = judgement(layered, result("paper default", DEFAULT, behind=ABOVE))
     assert "beats" in said(judged)[0]
