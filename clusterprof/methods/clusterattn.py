@@ -42,7 +42,8 @@ class ClusterAttn(Method):
     num_block : int
         Granularity: the prefix is searched for one centre in every ``budget // num_block`` tokens.
     theta : float
-        Centres with less importance than this (attention per window query) are noise.
+        Centres with less importance than this (attention per window query) are noise; at 1 all of them are, so that
+        nothing is clustered whatever the attention.
     gap_pool : int
         Odd; what the clusters leave of the budget goes to the gaps by importance pooled over this many tokens. 1
         is the plain top-k of the paper's text. In a head without a centre above theta all of the prefix is a gap,
@@ -56,6 +57,7 @@ class ClusterAttn(Method):
 
     name: Literal["clusterattn"] = "clusterattn"
     title: ClassVar[str] = "ClusterAttn"
+    version: ClassVar[int] = 2
     num_block: int = Field(ge=1, le=1_000_000)
     theta: float = Field(ge=0, le=1)
     gap_pool: int = Field(default=15, ge=1, le=1023)
@@ -103,7 +105,8 @@ class ClusterAttn(Method):
         peaks = peaks.view(*peaks.shape[:-1], -1, block)
         centre_importance, offset = peaks.max(dim=-1)
         centres = offset + torch.arange(0, peaks.shape[-2] * block, block, device=offset.device)
-        survives = centre_importance >= self.theta
+        # A token with all of a query's attention has an importance of 1, give or take a rounding.
+        survives = (centre_importance >= self.theta) & (self.theta < 1)
         survivors = survives.sum(dim=-1, keepdim=True)
 
         width = (budget // survivors.clamp(min=1)).clamp(min=1)

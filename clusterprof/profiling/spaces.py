@@ -70,8 +70,7 @@ class SearchSpace:
         """The point that chooses as another method does, if there is one: a good place to begin at."""
         if not (isinstance(self.default, ClusterAttn) and isinstance(other, SnapKV)):
             return None
-        # Above every centre a head is one gap, and that is filled as SnapKV does it. (A theta of 1 is not above an
-        # importance of 1, that of a token with all of the attention.)
+        # Above every centre a head is one gap, and that is filled as SnapKV does it.
         theta = self.distributions["theta"]
         assert isinstance(theta, FloatDistribution)
         point = {
@@ -156,9 +155,9 @@ def theta_range(captures: Sequence[Capture], size: int) -> tuple[float, float]:
     """Range of theta in which ClusterAttn clusters and filters on these captures, the paper's default included.
 
     Centres are the peaks of blocks. Below the low end, nearly all of them survive: nothing is filtered. At the high
-    end no head has a centre left, except by an importance of 1; each is one gap. Ends are rounded outwards to one
-    digit, so that they do not depend on the last bits of the captures. The low end is that of mean importance, the
-    high end that of the highest, so that both are in the range.
+    end no head has a centre left; each is one gap. Ends are rounded outwards to one digit, so that they do not depend
+    on the last bits of the captures. The low end is that of mean importance, the high end that of the highest, so
+    that both are in the range.
     """
     default = ClusterAttn.paper_default(size)
     peaks, high = [], default.theta

@@ -177,10 +177,12 @@ def _is_better(other: "MethodResult", objective: "ObjectiveName") -> bool:
 
 def _beaten(other: "MethodResult", objective: "ObjectiveName") -> str:
     assert other.method is not None
-    return (
-        f"{other.label} is shown to be better on {objective} than the tuned values; --method {other.method.name} "
-        "makes a profile of it."
-    )
+    from clusterprof.profiling.judge import TUNED_SNAPKV
+
+    said = f"{other.label} is shown to be better on {objective} than the tuned values"
+    # A search leaves a method's default behind, unless there is nothing to search.
+    found_again = other.label == TUNED_SNAPKV or not other.method.model_dump(exclude={"name"})
+    return f"{said}; --method {other.method.name} makes a profile of it." if found_again else f"{said}."
 
 
 def set_aside_verdict(

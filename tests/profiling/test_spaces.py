@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from torch import Tensor
 
 from clusterprof.methods import (
     ClusterAttn,
@@ -24,7 +25,7 @@ from clusterprof.profiling.objective import DIRECTIONS, ObjectiveName
 from clusterprof.profiling.spaces import SearchSpace, search_space, theta_range
 from clusterprof.runtime.selection import kept_positions
 from tests.methods.strategies import odd, poolings, reductions
-from tests.profiling.test_theta_range import attention_like, with_importance
+from tests.profiling.test_theta_range import EXTREMES, attention_like, with_importance
 
 SIZE, WINDOW = 256, 32
 CAPTURES = [with_importance(attention_like(seed) / 50, WINDOW) for seed in range(2)]
@@ -203,13 +204,19 @@ def test_a_grid_reaches_the_ends_and_is_logarithmic_where_the_scale_is() -> None
     )
 
 
-@given(kernel=odd(63), pooling=poolings, importance=reductions, objective=st.sampled_from(["kl", "cosine"]))
+@given(
+    kernel=odd(63),
+    pooling=poolings,
+    importance=reductions,
+    objective=st.sampled_from(["kl", "cosine"]),
+    mean=st.sampled_from([attention_like() / 50, *EXTREMES.values()]),
+)
 def test_clusterattn_can_choose_as_snapkv_does(
-    kernel: int, pooling: Pooling, importance: Reduction, objective: ObjectiveName
+    kernel: int, pooling: Pooling, importance: Reduction, objective: ObjectiveName, mean: Tensor
 ) -> None:
     """Without a centre, filled by the same pooling."""
-    mean = attention_like() / 50
-    captured = with_importance(mean, WINDOW, peak=mean * torch.linspace(1, 4, mean.shape[-1]))
+    peak = (mean * torch.linspace(1, 4, mean.shape[-1])).clamp(max=1 + 2**-23)
+    captured = with_importance(mean, WINDOW, peak)
     space = search_space("clusterattn", [captured], SIZE, WINDOW, objective)
     if "importance" not in space.distributions:
         importance = "mean"

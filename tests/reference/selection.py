@@ -33,7 +33,7 @@ def select_clusterattn(
     num_block
         Divides the budget into the block length that centres are searched with, at least 1.
     theta
-        Centres with a lower importance are dropped.
+        Centres with a lower importance are dropped, and with a theta of 1 all are.
     gap_pool
         Odd number of tokens that the importance is pooled over to fill what the clusters leave.
     gap_pooling
@@ -55,7 +55,7 @@ def select_clusterattn(
         for position in range(start, min(start + block, prefix_length)):
             if importance[position] > importance[centre]:
                 centre = position
-        if importance[centre] >= theta:
+        if importance[centre] >= theta and theta < 1:
             centres.append(centre)
 
     width = max(1, budget // max(1, len(centres)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, TopK
+from clusterprof.methods import ClusterAttn, MethodConfig, SnapKV, StreamingLLM, TopK
 from clusterprof.profile import Compression, LayerOverride
 from clusterprof.profiling.judge import Judgement, MethodResult
 from clusterprof.profiling.objective import ObjectiveName, Scores
@@ -318,6 +318,22 @@ def test_what_is_shown_to_be_better_is_named_with_what_tunes_it(
         "it."
     )
     assert (sentence in said(judgement(tuned, default, rival), objective=objective)) == told
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "makes"),
+    [("SnapKV", SnapKV(), False), ("top-k", TopK(), True), ("StreamingLLM", StreamingLLM(), False)],
+)
+def test_a_default_that_is_better_is_named_with_what_makes_a_profile_of_it(
+    label: str, method: MethodConfig, makes: bool
+) -> None:
+    tuned, default = result("tuned", TUNED), result("paper default", DEFAULT, behind=AROUND)
+    [sentence] = [
+        each
+        for each in said(judgement(tuned, default, result(label, method, behind=ABOVE)), objective="log_kl")
+        if each.startswith(f"{label} is shown to be better on log_kl than the tuned values")
+    ]
+    assert ("--method" in sentence) == makes
 
 
 def test_a_method_without_parameters_has_nothing_to_tune() -> None:
