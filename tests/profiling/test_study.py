@@ -59,8 +59,8 @@ def test_a_named_study_of_something_else_is_refused_and_says_what_differs(
         said = str(caught.value).partition("was made with ")[2].partition(", so its trials")[0]
         # Other captures may have another range of theta.
         assert [part for part in said.split("; ") if not part.startswith("range of")] == [expected]
-    monkeypatch.setattr(ClusterAttn, "version", 2)
-    with pytest.raises(ClusterprofError, match="was made with method version 1, now 2, so"):
+    monkeypatch.setattr(ClusterAttn, "version", 3)
+    with pytest.raises(ClusterprofError, match="was made with method version 2, now 3, so"):
         run(loaded, tmp_path, **one)
     monkeypatch.undo()
     assert run(loaded, tmp_path, **one).profile.search.study == "mine-40"
