@@ -9,7 +9,7 @@ from clusterprof.methods import METHODS, Observation, default_method
 
 # By method and version. The clusterings of scikit-learn are left out: theirs is another library's rounding.
 SELECTIONS = {
-    "clusterattn": (1, "ac972696b234"),
+    "clusterattn": (2, "ac972696b234"),
     "snapkv": (1, "22c2ab0e6a65"),
     "topk": (1, "ec9d454aa6d2"),
     "streaming_llm": (1, "9a6090f1dc85"),
